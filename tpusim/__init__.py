@@ -1,0 +1,1 @@
+"""Run one TPU DMA program on an ordinary computer: its data, its time and a verdict."""

@@ -1,0 +1,147 @@
+"""What a run found out about a kernel: one record for each fault or warning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from types import CodeType
+from typing import Any, NamedTuple
+
+from tpusim.units import Duration
+
+
+class Severity(StrEnum):
+    """How bad a finding is: an error fails the run, a warning does not."""
+
+    ERROR = "error"
+    WARNING = "warning"
+
+
+class Kind(StrEnum):
+    """The kinds of finding; the class of an exception is the kind in CamelCase plus ``Error``."""
+
+    DEADLOCK = "deadlock"
+    RACE = "race"
+    LIFETIME = "lifetime"
+    LEAK = "leak"
+    UNWAITED = "unwaited"
+    OUT_OF_BOUNDS = "out-of-bounds"
+    CAPACITY = "capacity"
+    ALIGNMENT = "alignment"
+    MEMORY_SPACE = "memory-space"
+    DEVICE_ID = "device-id"
+    COLLECTIVE_ID = "collective-id"
+    SHAPE_MISMATCH = "shape-mismatch"
+    SEMAPHORE_KIND = "semaphore-kind"
+    DESCRIPTOR = "descriptor"
+    LINK_DOWN = "link-down"
+    LIVELOCK = "livelock"
+    NOT_MODELLED = "not-modelled"
+    UNINITIALISED = "uninitialised"
+    UNUSED_DESCRIPTOR = "unused-descriptor"
+    UNSUPPORTED = "unsupported"
+    ROUTING = "routing"
+
+
+WARNINGS = frozenset({Kind.UNINITIALISED, Kind.UNUSED_DESCRIPTOR, Kind.UNSUPPORTED, Kind.ROUTING})
+"""Kinds that never fail a run."""
+
+CONTINUABLE = WARNINGS | {
+    Kind.RACE,
+    Kind.LIFETIME,
+    Kind.LEAK,
+    Kind.UNWAITED,
+    Kind.ALIGNMENT,
+    Kind.CAPACITY,
+    Kind.COLLECTIVE_ID,
+}
+"""Kinds after which ``on_finding="record"`` goes on; all others end the run."""
+
+
+class Where(NamedTuple):
+    """A line of the user's kernel."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{short_path(self.file)}:{self.line}"
+
+
+class Site(NamedTuple):
+    """A place in running code, cheap to take; ``where()`` finds its line when somebody asks."""
+
+    code: CodeType
+    offset: int
+
+    def where(self) -> Where:
+        """File and line of the instruction."""
+        line = self.code.co_firstlineno
+        for start, end, candidate in self.code.co_lines():
+            if start <= self.offset < end and candidate is not None:
+                line = candidate
+                break
+        return Where(self.code.co_filename, line)
+
+
+def short_path(file: str) -> str:
+    """``file`` relative to the working directory where it lies below it."""
+    try:
+        return str(Path(file).relative_to(Path.cwd()))
+    except ValueError:
+        return file
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One fault or warning.
+
+    ``device`` holds mesh coordinates, ``argument`` a kernel argument with its slice
+    (``"o_ref[8:16, 0:128]"``), ``other`` the second place of a race, ``time_ps`` simulated
+    picoseconds, ``token`` what replays the schedule that showed it (``None``: the default one).
+    """
+
+    kind: Kind
+    message: str
+    device: tuple[int, ...] | None = None
+    argument: str | None = None
+    where: Where | None = None
+    other: Where | None = None
+    time_ps: int | None = None
+    token: str | None = None
+    details: dict[str, Any] = field(default_factory=dict, compare=False)
+
+    @property
+    def severity(self) -> Severity:
+        """``error`` or ``warning``, fixed by the kind."""
+        return Severity.WARNING if self.kind in WARNINGS else Severity.ERROR
+
+    def __str__(self) -> str:
+        head, *rest = self.message.split("\n")
+        place = f"  [{self.where}]" if self.where and str(self.where) not in self.message else ""
+        return "\n".join([f"{self.kind}: {head}{place}", *rest])
+
+    def explain(self) -> str:
+        """The whole text: what, when, where, the second place, and how to see it again."""
+        lines = [str(self)]
+        if self.other is not None and str(self.other) not in self.message:
+            lines.append(f"  the other access: {self.other}")
+        if self.time_ps is not None:
+            lines.append(f"  at t = {Duration(self.time_ps)}")
+        lines.append(f"  Replay: {self.token or 'default'}.")
+        return "\n".join(lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready fields."""
+        return {
+            "kind": str(self.kind),
+            "severity": str(self.severity),
+            "message": self.message,
+            "device": list(self.device) if self.device is not None else None,
+            "argument": self.argument,
+            "where": self.where._asdict() if self.where else None,
+            "other": self.other._asdict() if self.other else None,
+            "time_ps": self.time_ps,
+            "token": self.token,
+        }
