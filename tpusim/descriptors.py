@@ -1,0 +1,146 @@
+"""Copy descriptors: the object both backends share.
+
+A descriptor names source, destination, semaphores and target.  It is validated when made; starting it
+and waiting for it go to the active backend, the simulated machine or a Pallas trace.  Fields stand in
+JAX's positional order.  Equality is identity: two descriptors of the same copy are two objects, and a
+wait on one may serve a start on the other, because waiting needs only a semaphore and a byte count.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, ConfigDict, ValidationError
+from pydantic.dataclasses import dataclass
+from pydantic_core import ArgsKwargs
+
+from tpusim.backend import RawSite, active
+from tpusim.errors import DescriptorError
+
+PAIR_MESSAGE = "Either both or neither `src_sem` and `device_id` can be set."
+
+
+def _as_index(value: Any) -> Any:
+    """A plain int for every integer; values that only a trace knows pass untouched."""
+    if type(value) is int:
+        return value
+    if isinstance(value, bool | float | str):
+        raise ValueError(f"a device id holds integers, not {value!r}")
+    if hasattr(value, "dtype") and not hasattr(value, "item"):
+        return value  # a tracked scalar
+    try:
+        return operator.index(value)
+    except TypeError:
+        if hasattr(value, "dtype"):
+            return value  # a JAX tracer: no concrete integer, but an integer
+        raise ValueError(f"a device id holds integers, not {value!r}") from None
+
+
+def _as_device_id(value: Any) -> Any:
+    if value is None:
+        return None
+    if isinstance(value, tuple | list):
+        return tuple(_as_index(coordinate) for coordinate in value)
+    if isinstance(value, dict):
+        return {key: _as_index(coordinate) for key, coordinate in value.items()}
+    return _as_index(value)
+
+
+@dataclass(eq=False, config=ConfigDict(strict=True, arbitrary_types_allowed=True))
+class _Fields:
+    src_ref: Any
+    dst_ref: Any
+    dst_sem: Any
+    src_sem: Any = None
+    device_id: Annotated[Any, BeforeValidator(_as_device_id)] = None
+
+
+class AsyncCopyDescriptor(_Fields):
+    """An asynchronous copy: ``src_ref`` -> ``dst_ref``, here or on ``device_id``.
+
+    ``dst_sem`` counts bytes written at the destination, ``src_sem`` (remote copies) bytes read at the
+    source.  ``device_id``: one coordinate per mesh axis, an int on a one-axis mesh, or a dict from axis
+    to coordinate, where axes not named keep the caller's own.  Raises :class:`DescriptorError` where
+    ``src_sem`` and ``device_id`` are not given together, or a device id is no integer.
+    """
+
+    def __init__(
+        self, src_ref: Any, dst_ref: Any, dst_sem: Any, src_sem: Any = None, device_id: Any = None
+    ) -> None:
+        if (src_sem is None) is not (device_id is None):
+            raise DescriptorError(PAIR_MESSAGE)
+        try:
+            self.__pydantic_validator__.validate_python(
+                ArgsKwargs((src_ref, dst_ref, dst_sem, src_sem, device_id)), self_instance=self
+            )
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise DescriptorError(f"{first['loc'][0]}: {first['msg'].removeprefix('Value error, ')}") from None
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the destination may lie on another device."""
+        return self.src_sem is not None
+
+    def start(self, priority: int = 0, *, add: bool = False) -> None:
+        """Start the copy.  ``priority`` 1 is served first; ``add`` adds to the destination."""
+        active().start(self, priority, add, user_site())
+
+    def wait(self) -> None:
+        """Wait until the source has been read (remote copies), then until the destination is written."""
+        backend, site = active(), user_site()
+        if self.src_sem is not None:
+            backend.wait_send(self, site)
+        backend.wait_recv(self, site)
+
+    def wait_send(self) -> None:
+        """Wait until the source of a remote copy has been read."""
+        if self.src_sem is None:
+            raise DescriptorError("Cannot `wait_send` on a local copy.")
+        active().wait_send(self, user_site())
+
+    def wait_recv(self) -> None:
+        """Wait until a copy of this size has been written to *this* device's ``dst_ref``."""
+        active().wait_recv(self, user_site())
+
+
+def user_site() -> RawSite:
+    """Where in the user's code the calling tpusim function was called."""
+    frame = sys._getframe(2)
+    while frame.f_globals.get("__name__", "").startswith("tpusim.") and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code, frame.f_lasti
+
+
+def make_async_copy(src_ref: Any, dst_ref: Any, sem: Any) -> AsyncCopyDescriptor:
+    """Describe a copy on this device; ``sem`` counts the bytes written.  Nothing starts yet."""
+    descriptor = AsyncCopyDescriptor(src_ref, dst_ref, sem)
+    active().made(descriptor, user_site())
+    return descriptor
+
+
+def make_async_remote_copy(
+    src_ref: Any, dst_ref: Any, send_sem: Any, recv_sem: Any, device_id: Any
+) -> AsyncCopyDescriptor:
+    """Describe a copy from this device to ``dst_ref`` and ``recv_sem`` of the device ``device_id``."""
+    descriptor = AsyncCopyDescriptor(src_ref, dst_ref, recv_sem, send_sem, device_id)
+    active().made(descriptor, user_site())
+    return descriptor
+
+
+def async_copy(src_ref: Any, dst_ref: Any, sem: Any, *, priority: int = 0, add: bool = False) -> AsyncCopyDescriptor:
+    """Make a local copy and start it."""
+    descriptor = make_async_copy(src_ref, dst_ref, sem)
+    descriptor.start(priority, add=add)
+    return descriptor
+
+
+def async_remote_copy(
+    src_ref: Any, dst_ref: Any, send_sem: Any, recv_sem: Any, device_id: Any
+) -> AsyncCopyDescriptor:
+    """Make a remote copy and start it."""
+    descriptor = make_async_remote_copy(src_ref, dst_ref, send_sem, recv_sem, device_id)
+    descriptor.start()
+    return descriptor

@@ -1,0 +1,94 @@
+"""A kernel and its declarations: what runs on the simulated machine and through real Pallas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tpusim.errors import OptionError
+
+if TYPE_CHECKING:
+    from tpusim.result import Result
+
+Shapes = Any
+"""A ``ShapeDtypeStruct`` or a tuple of them."""
+
+
+class Kernel:
+    """``shard_map(pallas_call(fn, ...), in_specs=shard_in, out_specs=shard_out)``, on two backends.
+
+    ``out_shape`` is what ONE device produces: a ``ShapeDtypeStruct``, a tuple of them, or a function of
+    the input shards (as ``ShapeDtypeStruct``) that returns it; ``axis_size`` works inside that function.
+    ``scratch_shapes``, ``grid``, ``in_specs`` and ``out_specs`` may be such functions too.
+    ``in_specs`` / ``out_specs``: a memory space or ``BlockSpec`` for each array (default: the whole
+    shard in VMEM).  ``shard_in`` / ``shard_out``: for each array a tuple with one axis name, tuple of
+    names or ``None`` per dimension (default: dimension 0 over all ``axes``).
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., None],
+        *,
+        out_shape: Any,
+        axes: Sequence[str] = ("x",),
+        shard_in: Any = None,
+        shard_out: Any = None,
+        in_specs: Any = None,
+        out_specs: Any = None,
+        scratch_shapes: Any = (),
+        grid: Any = (),
+        collective_id: int | None = None,
+        vmem_limit_bytes: int | None = None,
+        input_output_aliases: Mapping[int, int] | None = None,
+        name: str | None = None,
+    ) -> None:
+        if not callable(fn):
+            raise OptionError(f"Kernel: fn must be a function, not {fn!r}")
+        if isinstance(axes, str) or not axes or len(set(axes)) != len(tuple(axes)):
+            raise OptionError(f"Kernel: axes must be different mesh axis names such as ('x',), not {axes!r}")
+        self.fn = fn
+        self.out_shape = out_shape
+        self.axes = tuple(axes)
+        self.shard_in = shard_in
+        self.shard_out = shard_out
+        self.in_specs = in_specs
+        self.out_specs = out_specs
+        self.scratch_shapes = scratch_shapes
+        self.grid = grid
+        self.collective_id = collective_id
+        self.vmem_limit_bytes = vmem_limit_bytes
+        self.input_output_aliases = dict(input_output_aliases or {})
+        self.name = name or getattr(fn, "__name__", "kernel")
+
+    def __repr__(self) -> str:
+        return f"Kernel({self.name}, axes={self.axes})"
+
+    def simulate(self, *arrays: Any, **options: Any) -> Result:
+        """Run on the simulated machine.
+
+        ``arrays`` are GLOBAL arrays (or ``ShapeDtypeStruct`` with ``data=False``); ``options`` are the
+        run options of :class:`tpusim.options.RunOptions`.  Returns a :class:`tpusim.Result` with GLOBAL
+        ``outputs``; raises the error of the first finding unless ``on_finding="record"``.
+        """
+        from tpusim.native import simulate
+
+        return simulate(self, arrays, options)
+
+    def pallas(self, mesh: Any, interpret: Any = None) -> Callable[..., Any]:
+        """A function from GLOBAL arrays to the same GLOBAL arrays through real Pallas on a ``jax`` mesh.
+
+        ``interpret``: ``True`` for TPU interpret mode with default parameters, a
+        ``pltpu.InterpretParams``, or ``None``/``False`` for a real TPU.  Needs the ``pallas`` extra.
+        """
+        from tpusim.pallas.emit import emit
+
+        return emit(self, mesh, interpret)
+
+
+def kernel(**declarations: Any) -> Callable[[Callable[..., None]], Kernel]:
+    """The decorator form of :class:`Kernel`."""
+
+    def decorate(fn: Callable[..., None]) -> Kernel:
+        return Kernel(fn, **declarations)
+
+    return decorate
