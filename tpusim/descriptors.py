@@ -66,6 +66,9 @@ class AsyncCopyDescriptor(_Fields):
     ``src_sem`` and ``device_id`` are not given together, or a device id is no integer.
     """
 
+    site: RawSite | None = None
+    """Where it was made, for a descriptor that nobody ever uses."""
+
     def __init__(
         self, src_ref: Any, dst_ref: Any, dst_sem: Any, src_sem: Any = None, device_id: Any = None
     ) -> None:

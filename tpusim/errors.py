@@ -66,7 +66,7 @@ class LeakError(FindingError):
     kind = Kind.LEAK
 
 
-class UnwaitedError(FindingError):
+class UnwaitedError(LeakError):
     """A copy was started and nobody waited for one of its legs; call ``wait()`` on a descriptor."""
 
     kind = Kind.UNWAITED
@@ -164,7 +164,7 @@ class InternalError(TpuSimError):
 
 
 _BY_KIND: dict[Kind, type[FindingError]] = {
-    cls.kind: cls for cls in FindingError.__subclasses__() if hasattr(cls, "kind")
+    cls.kind: cls for cls in (*FindingError.__subclasses__(), UnwaitedError)
 }
 
 

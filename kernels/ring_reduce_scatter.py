@@ -1,0 +1,128 @@
+"""Ring reduce-scatter, both ways: device i ends with the sum over all devices of their piece i.
+
+    piece 3, upper half    dev 0 --x0[3]--> dev 1 --(+x1[3])--> dev 2 --(+x2[3])--> dev 3 (+x3[3]) = o
+    piece 3, lower half    dev 2 --x2[3]--> dev 1 --(+x1[3])--> dev 0 --(+x0[3])--> dev 3 (+x3[3]) = o
+
+Every device has one piece for each device.  The sum for device i starts at its neighbour, goes round the
+ring and gathers one device's part at each stop: upper halves to the right, lower halves to the left.
+Each direction has two slots in VMEM.  A sum arrives in one and is sent on from there, while the next
+arrives in the other.  Before a device sends into a slot for the second time, its target has told it that
+the slot is empty: one credit for each send after the first.
+
+Cost: signal + (n - 1) x (2 issues + start + half a piece's bytes / link + hop latency + 2 additions).
+"""
+
+import numpy as np
+
+import tpusim
+from tpusim import (
+    HBM,
+    VMEM,
+    SemaphoreType,
+    ShapeDtypeStruct,
+    axis_index,
+    axis_size,
+    ds,
+    get_barrier_semaphore,
+    make_async_copy,
+    make_async_remote_copy,
+    semaphore_signal,
+    semaphore_wait,
+)
+from tpusim.specs import as_dtype
+
+
+def scratch(x):
+    """Slots and parts for both directions, each as large as the first half of a piece."""
+    (_, rows), *_ = halves(x.shape[1:], x.dtype)
+    half = (rows, *x.shape[2:])
+    return (
+        VMEM((2, 2, *half), x.dtype),
+        VMEM((2, *half), x.dtype),
+        SemaphoreType.DMA((2,)),
+        SemaphoreType.DMA((2,)),
+        SemaphoreType.DMA((2, 2)),
+        SemaphoreType.REGULAR((2,)),
+    )
+
+
+@tpusim.kernel(
+    out_shape=lambda x: ShapeDtypeStruct(x.shape[1:], x.dtype),
+    in_specs=HBM,
+    out_specs=HBM,
+    scratch_shapes=scratch,
+    collective_id=3,
+)
+def kernel(x_ref, o_ref, slots, parts, local_sems, send_sems, recv_sems, credits):
+    n, me = axis_size("x"), axis_index("x")
+    left, right = (me - 1) % n, (me + 1) % n
+
+    barrier = get_barrier_semaphore()
+    semaphore_signal(barrier, device_id=left)
+    semaphore_signal(barrier, device_id=right)
+    semaphore_wait(barrier, 2)
+
+    targets, senders, upstream = (right, left), (left, right), (-1, 1)
+    flows = [(way, ds(start, size), ds(0, size)) for way, (start, size) in enumerate(halves(o_ref.shape, o_ref.dtype))]
+    pieces, sends, loads = [left, right], [None, None], [None, None]
+    for way, half, rows in flows:  # the sum for my neighbour upstream starts with my part
+        loads[way] = make_async_copy(x_ref.at[pieces[way], half], slots.at[way, 0, rows], local_sems.at[way])
+        loads[way].start()
+    for way, _, _ in flows:
+        loads[way].wait()
+    for step in range(n - 1):
+        old, new = step % 2, (step + 1) % 2
+        for way, half, rows in flows:
+            if step > 0:
+                semaphore_wait(credits.at[way])  # the target has sent on what was in its slot `new`
+            sends[way] = make_async_remote_copy(
+                slots.at[way, old, rows],
+                slots.at[way, new, rows],
+                send_sems.at[way],
+                recv_sems.at[way, new],
+                device_id=targets[way],
+            )
+            sends[way].start()
+            pieces[way] = (pieces[way] + upstream[way]) % n
+            loads[way] = make_async_copy(x_ref.at[pieces[way], half], parts.at[way, rows], local_sems.at[way])
+            loads[way].start()
+        for way, _, rows in flows:
+            sends[way].wait_send()
+            if step < n - 2:
+                semaphore_signal(credits.at[way], device_id=senders[way])  # my slot `old` is empty
+            loads[way].wait()
+            sends[way].wait_recv()
+            slots[way, new, rows] = slots[way, new, rows] + parts[way, rows]
+    for way, half, rows in flows:
+        loads[way] = make_async_copy(slots.at[way, (n - 1) % 2, rows], o_ref.at[half], local_sems.at[way])
+        loads[way].start()
+    for way, _, _ in flows:
+        loads[way].wait()
+
+
+def halves(shape, dtype):
+    """The rows of a shard that travel right, and those that travel left, as ``(start, size)``.
+
+    A copy cannot cut a tile (8 rows of 32 bits), so where rows are tiled the first half is rounded up to
+    whole tiles; a shard of one tile goes right as a whole.
+    """
+    tile = 1 if len(shape) > 2 else 32 // dtype.itemsize
+    first = min(shape[0], -(-shape[0] // (2 * tile)) * tile)
+    return ((0, first), (first, shape[0] - first))[: 1 if first == shape[0] else 2]
+
+
+def inputs(devices=4, shape=(16, 128), dtype="float32", seed=0):
+    """One global array; ``shape`` is a device's shard of the sum: one piece, of which every device brings n."""
+    rng = np.random.default_rng(seed)
+    return (rng.integers(-100, 100, (devices * devices, *shape)).astype(as_dtype(dtype)),)
+
+
+def reference(x, *, devices=4):
+    """Piece i summed over the devices, for each device i."""
+    total = x.astype(np.float64 if x.dtype.kind not in "iu" else x.dtype).reshape(devices, devices, *x.shape[1:]).sum(0)
+    return total.astype(x.dtype).reshape(devices * x.shape[1], *x.shape[2:])
+
+
+def lower_bound(slice, x):
+    """Every device has to receive the partial sum of its piece, and send one for each other device's."""
+    return slice.reduce_scatter(x.nbytes // slice.num_devices**2)

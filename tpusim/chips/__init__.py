@@ -1,0 +1,36 @@
+"""Chips: what is known of each TPU generation, number by number with its source."""
+
+from tpusim.chips.load import chip_names, load_chip, parse_set
+from tpusim.chips.quantity import Measure, Quantity
+from tpusim.chips.spec import (
+    GROUPS,
+    ChipSpec,
+    CoreSpec,
+    DmaSpec,
+    HbmSpec,
+    IciSpec,
+    SemaphoreSpec,
+    SmemSpec,
+    SyncSpec,
+    TileSpec,
+    VmemSpec,
+)
+
+__all__ = [
+    "GROUPS",
+    "ChipSpec",
+    "CoreSpec",
+    "DmaSpec",
+    "HbmSpec",
+    "IciSpec",
+    "Measure",
+    "Quantity",
+    "SemaphoreSpec",
+    "SmemSpec",
+    "SyncSpec",
+    "TileSpec",
+    "VmemSpec",
+    "chip_names",
+    "load_chip",
+    "parse_set",
+]

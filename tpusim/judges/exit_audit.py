@@ -1,0 +1,79 @@
+"""What a kernel leaves behind: semaphores that are not zero and copies nobody waited for."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from tpusim.findings import Finding, Kind
+from tpusim.judges.deadlock import device_ranges
+from tpusim.machine.machine import where_of
+
+if TYPE_CHECKING:
+    from tpusim.machine.dma import Copy
+    from tpusim.machine.machine import Machine
+    from tpusim.machine.semaphores import Semaphore
+    from tpusim.trace.log import EventLog
+
+
+def audit_exit(machine: Machine, log: EventLog) -> list[Finding]:
+    """Findings about a run in which every core is done, the same place on several devices as one."""
+    brought: dict[Semaphore, list[tuple[Copy, int]]] = defaultdict(list)
+    left = [semaphore for semaphore in _semaphores(machine) if semaphore.value]
+    wanted = set(left)
+    if not left:
+        return []
+    for copy in sorted(log.copies, key=lambda c: (c.written_ps, c.key)):
+        if copy.dst_sem in wanted:
+            brought[copy.dst_sem].append((copy, copy.dst_region.nbytes))
+        if copy.src_sem is not None and copy.src_sem in wanted:
+            brought[copy.src_sem].append((copy, copy.src_region.nbytes))
+    groups: dict[object, list[tuple[Semaphore, list[Copy]]]] = {}
+    for semaphore in left:
+        copies = _unwaited(semaphore, brought.get(semaphore, []))
+        places = tuple(sorted({str(where_of(copy.site)) for copy in copies}))
+        groups.setdefault((str(semaphore), semaphore.value, places), []).append((semaphore, copies))
+    findings = [_finding(machine, group) for group in groups.values()]
+    return sorted(findings, key=lambda finding: finding.kind is not Kind.UNWAITED)
+
+
+def _semaphores(machine: Machine) -> list[Semaphore]:
+    found = [s for call in machine.calls for table in call.semaphores for row in table for s in row]
+    return found + [s for row in machine.barriers.values() for s in row]
+
+
+def _unwaited(semaphore: Semaphore, brought: list[tuple[Copy, int]]) -> list[Copy]:
+    """The copies whose bytes are what is left, if waits took those of whole copies; else none."""
+    taken = semaphore.added - semaphore.value
+    for position, (_, size) in enumerate(brought):
+        if taken == 0:
+            return [copy for copy, _ in brought[position:]]
+        taken -= size
+        if taken < 0:
+            return []
+    return []
+
+
+def _finding(machine: Machine, group: list[tuple[Semaphore, list[Copy]]]) -> Finding:
+    semaphore, copies = group[0]
+    who = device_ranges(machine, [s.device for s, _ in group])
+    head = f"{semaphore} is left at {semaphore.value}{semaphore.unit} on {who} when the kernel exits"
+    place = machine.coordinates(semaphore.device)
+    if copies:
+        copy = copies[0]
+        leg = "wait_send" if semaphore is copy.src_sem else "wait_recv" if copy.is_remote else "wait"
+        more = f" and {len(copies) - 1} more" if len(copies) > 1 else ""
+        text = (
+            f"{head}: nobody waited ({leg}) for the copy from {copy.src_region} to {copy.dst_region}{more} "
+            f"started at {where_of(copy.site)}."
+        )
+        return Finding(
+            Kind.UNWAITED, text, device=place, argument=str(semaphore), where=where_of(copy.site),
+            details={"devices": len(group), "value": semaphore.value},
+        )  # fmt: skip
+    unit = "bytes are" if semaphore.unit else "signals are"
+    text = f"{head}: more {unit} added to it than waits take."
+    return Finding(
+        Kind.LEAK, text, device=place, argument=str(semaphore),
+        details={"devices": len(group), "value": semaphore.value},
+    )  # fmt: skip

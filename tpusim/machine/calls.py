@@ -1,0 +1,172 @@
+"""One call of a kernel on all devices: its buffers and semaphores, and how long they live.
+
+Every device runs the same program, so each buffer and semaphore has a position that is the same on all
+of them; addressing a peer's is two list look-ups.  Buffers of a scope (``run_scoped``) have storage
+fixed by scope and index, so a remote copy can name a peer's even before the peer enters the scope;
+whether it was allowed to is a question of lifetime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tpusim.errors import CapacityError
+from tpusim.findings import Finding, Kind
+from tpusim.machine.memory import Buffer, BufferSpec, fresh_array, memory_table, sentinel
+from tpusim.machine.semaphores import Semaphore, SemaphoreSpec
+from tpusim.specs import MemoryRef, MemorySpace, ScratchType, SemaphoreType
+from tpusim.units import format_bytes
+
+if TYPE_CHECKING:
+    from tpusim.machine.machine import Machine
+
+class Scope:
+    """Buffers and semaphores of one ``run_scoped``: their positions in every device's tables."""
+
+    __slots__ = ("items", "padded")
+
+    def __init__(self, outer: Scope | None) -> None:
+        self.items: list[BufferSpec | SemaphoreSpec] = []
+        self.padded: dict[MemorySpace, int] = dict(outer.padded) if outer is not None else {}
+
+
+class Call:
+    """Buffers and semaphores of one kernel call, on every device of the machine."""
+
+    def __init__(self, machine: Machine, name: str, vmem_limit_bytes: int | None = None) -> None:
+        self.machine = machine
+        self.name = name
+        self.specs: list[BufferSpec] = []
+        self.semaphore_specs: list[SemaphoreSpec] = []
+        devices = len(machine.cores)
+        self.buffers: list[list[Buffer]] = [[] for _ in range(devices)]
+        self.semaphores: list[list[list[Semaphore]]] = [[] for _ in range(devices)]
+        self.scopes: dict[Any, Scope] = {}
+        self._limits = machine.capacities(vmem_limit_bytes)
+        self._used: dict[MemorySpace, int] = dict.fromkeys(self._limits, 0)
+        self._semaphores = 0
+        self.high_water: dict[MemorySpace, int] = dict.fromkeys(self._limits, 0)
+
+    def add_buffer(
+        self,
+        name: str,
+        ref: MemoryRef,
+        arrays: Sequence[Any] | None = None,
+        *,
+        is_operand: bool = False,
+        initialised: bool = False,
+        scope: Scope | None = None,
+    ) -> BufferSpec:
+        """Give every device a buffer; ``arrays`` (one a device) hold its data, default fresh memory."""
+        machine = self.machine
+        spec = BufferSpec(
+            len(self.specs), name, ref.space, ref.shape, ref.dtype, machine.tiling,
+            is_operand=is_operand, initialised=initialised,
+        )  # fmt: skip
+        self.specs.append(spec)
+        self._occupy(spec, scope)
+        keep = machine.data or spec.space is MemorySpace.SMEM
+        for device, table in enumerate(self.buffers):
+            if arrays is not None:
+                array = arrays[device]
+            else:
+                array = fresh_array(spec.shape, spec.dtype) if keep else None
+            buffer = Buffer(spec, device, array)
+            buffer.alive = scope is None
+            table.append(buffer)
+        return spec
+
+    def add_semaphores(
+        self, name: str, kind: SemaphoreType, shape: tuple[int, ...], *, scoped: bool = False
+    ) -> SemaphoreSpec:
+        """Give every device an array of semaphores, all zero."""
+        spec = SemaphoreSpec(len(self.semaphore_specs), name, kind, shape)
+        self.semaphore_specs.append(spec)
+        self._semaphores += spec.size
+        limit = self.machine.timing.chip.semaphores.count.integer
+        if self._semaphores > limit:
+            raise CapacityError(
+                f"{self.name} uses {self._semaphores} semaphores; a core of {self.machine.chip.name} has {limit}. "
+                f"The last ones: {name}{list(shape)}."
+            )
+        for device, table in enumerate(self.semaphores):
+            row = [Semaphore(spec, device, flat) for flat in range(spec.size)]
+            for semaphore in row:
+                semaphore.alive = not scoped
+            table.append(row)
+        return spec
+
+    def scope(self, key: Any, outer: Scope | None, names: Sequence[str], types: Sequence[ScratchType]) -> Scope:
+        """The scope of a key: the same storage for every device and every time it is entered."""
+        found = self.scopes.get(key)
+        if found is None:
+            found = self.scopes[key] = Scope(outer)
+            for name, declared in zip(names, types, strict=True):
+                found.items.append(self._declare(name, declared, found))
+        return found
+
+    def enter_scope(self, scope: Scope, device: int) -> None:
+        """The scope's buffers come to life, holding nothing, and its semaphores."""
+        for item in scope.items:
+            if isinstance(item, BufferSpec):
+                buffer = self.buffers[device][item.position]
+                buffer.alive = buffer.fresh = True
+                if buffer.array is not None:
+                    buffer.array[...] = sentinel(item.dtype)
+            else:
+                for semaphore in self.semaphores[device][item.position]:
+                    semaphore.alive = True
+
+    def leave_scope(self, scope: Scope, device: int) -> None:
+        """They cease to be; a copy still in flight on one of them is a finding."""
+        for item in scope.items:
+            if isinstance(item, BufferSpec):
+                buffer = self.buffers[device][item.position]
+                for copy in (*buffer.writing, *buffer.reading):
+                    self.machine.report_outside_lifetime(copy)
+                buffer.alive = False
+            else:
+                for semaphore in self.semaphores[device][item.position]:
+                    semaphore.alive = False
+
+    def _declare(self, name: str, declared: ScratchType, scope: Scope | None) -> BufferSpec | SemaphoreSpec:
+        if isinstance(declared, MemoryRef):
+            return self.add_buffer(name, declared, scope=scope)
+        kind, shape = (declared, ()) if isinstance(declared, SemaphoreType) else (declared.kind, declared.shape)
+        return self.add_semaphores(name, kind, shape, scoped=scope is not None)
+
+    def add_scratch(self, name: str, declared: ScratchType) -> BufferSpec | SemaphoreSpec:
+        """A scratch buffer or semaphore array that lives as long as the call."""
+        return self._declare(name, declared, None)
+
+    def _occupy(self, spec: BufferSpec, scope: Scope | None) -> None:
+        space = spec.space
+        used = self._used if scope is None else scope.padded
+        used[space] = used.get(space, 0) + spec.padded_bytes
+        total = used[space] if scope is None else used[space] + self._used[space]
+        self.high_water[space] = max(self.high_water[space], total)
+        limit, what = self._limits[space]
+        if total <= limit:
+            return
+        rows = [
+            (item.name, item.space, item.shape, item.dtype, item.padded_bytes)
+            for item in self.specs
+            if item.space is space
+        ]
+        message = (
+            f"{self.name} needs {format_bytes(total)} of {space.name}; {what}.\n"
+            f"With tile padding:\n{memory_table(rows)}"
+        )
+        self.machine.report(Finding(Kind.CAPACITY, message))
+
+    def enter(self, device: int) -> None:
+        """Begin of the call on a device."""
+        core = self.machine.cores[device]
+        core.call = self
+        core.buffers = self.buffers[device]
+        core.semaphores = self.semaphores[device]
+        core.done = False
+        core.entered_ps = core.now
+        for hook in self.machine.hooks.entered:
+            hook(core)

@@ -1,0 +1,228 @@
+"""A core: its clock, and the operations it can execute.
+
+A core runs ahead of the global clock through compute, loads and stores; starts and signals are
+scheduled at its local time and never suspend it, and a wait that the semaphore already satisfies goes
+on at local time.  This is legal because signals only add and each semaphore has one waiter.  Only a
+wait that fails, or a semaphore read, hands control back to the event loop: then the operation returns
+``False`` and whoever executes the kernel must suspend it; ``resume`` is called when it may go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tpusim.machine.dma import BEGIN, CORE, SIGNAL, Copy, Signal
+
+if TYPE_CHECKING:
+    from tpusim.machine.calls import Call
+    from tpusim.machine.machine import Machine
+    from tpusim.machine.memory import Buffer, Region
+    from tpusim.machine.semaphores import Semaphore
+
+
+class Blocked(NamedTuple):
+    """What a core waits for."""
+
+    semaphore: Semaphore
+    amount: int
+    since_ps: int
+    site: Any
+
+
+class Core:
+    """One TensorCore (or megacore) of one device, executing one program.
+
+    ``now`` is its local clock in picoseconds, never behind the global one while it runs.  ``device`` is
+    the row-major index of its device in the mesh.
+    """
+
+    __slots__ = (
+        "_callbacks", "_ok", "blocked", "buffers", "call", "callbacks", "compute_ps", "device", "done",
+        "entered_ps", "env", "exited_ps", "machine", "now", "operations", "order", "resume", "semaphores",
+    )  # fmt: skip
+
+    def __init__(self, machine: Machine, device: int) -> None:
+        self.machine = machine
+        self.env = machine.env
+        self.device = device
+        self.order = device << 34
+        self.now = 0
+        self.operations = 0
+        self.compute_ps = 0
+        self.entered_ps = 0
+        self.exited_ps = -1
+        self.done = False
+        self.blocked: Blocked | None = None
+        self.call: Call | None = None
+        self.buffers: list[Buffer] = []
+        self.semaphores: list[list[Semaphore]] = []
+        self.resume: Callable[[], object] = _not_running
+        self._ok = True
+        self._callbacks: list[Any] = [self._joined]
+        self.callbacks: Any = self._callbacks
+
+    # -- memory ---------------------------------------------------------------------------------
+
+    def load(self, buffer: Buffer, region: Region, site: Any) -> Copy | None:
+        """Charge a load; returns the copy in flight it races with, already reported, if any."""
+        racing = buffer.writer_of(region) if buffer.writing else None
+        self.operations += 1
+        self.now += region.load_ps if region.load_ps >= 0 else self.machine.price_access(region)[0]
+        if self.now > self.machine.max_ps:
+            self.machine.report_livelock(f"a core passed max_time at t = {self.now} ps")
+        if racing is not None:
+            self.machine.report_race(self, "load of", buffer, region, racing, site)
+        for hook in self.machine.hooks.loaded:
+            hook(self, buffer, region, site)
+        return racing
+
+    def store(self, buffer: Buffer, region: Region, site: Any) -> None:
+        """Charge a store and check it against the copies in flight; call it before writing the data."""
+        racing = buffer.writer_of(region) if buffer.writing else None
+        if racing is None and buffer.reading:
+            racing = buffer.reader_of(region)
+        self.operations += 1
+        self.now += region.store_ps if region.store_ps >= 0 else self.machine.price_access(region)[1]
+        if racing is not None:
+            self.machine.report_race(self, "store to", buffer, region, racing, site)
+        buffer.fresh = False
+        for hook in self.machine.hooks.stored:
+            hook(self, buffer, region, site)
+
+    def compute(self, duration_ps: int, operation: str, site: Any) -> None:
+        """Be busy for ``duration_ps``, at least one cycle."""
+        before = self.now
+        self.now = before + duration_ps
+        self.operations += 1
+        self.compute_ps += duration_ps
+        if self.now > self.machine.max_ps:
+            self.machine.report_livelock(f"a core passed max_time at t = {self.now} ps")
+        for hook in self.machine.hooks.computed:
+            hook(self, operation, before, self.now, site)
+
+    def delay(self, duration_ps: int, site: Any) -> None:
+        """Do nothing for ``duration_ps``, at least one cycle."""
+        before = self.now
+        self.now = before + max(duration_ps, self.machine.timing.cycle_ps)
+        self.operations += 1
+        for hook in self.machine.hooks.computed:
+            hook(self, "delay", before, self.now, site)
+
+    # -- copies ---------------------------------------------------------------------------------
+
+    def start(
+        self,
+        src: Buffer,
+        src_region: Region,
+        dst: Buffer,
+        dst_region: Region,
+        src_sem: Semaphore | None,
+        dst_sem: Semaphore,
+        site: Any,
+        priority: int = 0,
+        add: bool = False,
+    ) -> Copy:
+        """Issue a copy; it begins after its start latency.  The destination is in flight from now on."""
+        machine = self.machine
+        self.operations = number = self.operations + 1
+        route = machine.wiring.route(src, dst)
+        copy = Copy(self, src, src_region, dst, dst_region, src_sem, dst_sem, route, number, site)
+        if priority:
+            copy.priority = priority
+        if add:
+            copy.add = True
+        if src.writing:
+            racing = src.writer_of(src_region)
+            if racing is not None:
+                machine.report_race(self, "copy from", src, src_region, racing, site)
+        if dst.writing or dst.reading or src is dst:
+            machine.check_destination(self, copy)
+        if not dst.alive:
+            machine.report_outside_lifetime(copy)
+        if src.fresh and src_sem is not None:
+            machine.report_uninitialised(copy)
+        if route.warns:
+            machine.report_routing(copy)
+        src.reading.append(copy)
+        dst.writing.append(copy)
+        machine.copies_in_flight += 1
+        self.now = now = self.now + machine.timing.issue_ps
+        for hook in machine.hooks.copy_started:
+            hook(copy)
+        copy.due = begin = now + route.start_ps
+        copy.callbacks = machine.begin_callbacks
+        env = self.env
+        env.schedule(copy, BEGIN + copy.key, begin - env.now)  # type: ignore[arg-type]  # duck-typed event
+        return copy
+
+    # -- semaphores -----------------------------------------------------------------------------
+
+    def wait(self, semaphore: Semaphore, amount: int, site: Any) -> bool:
+        """Take ``amount``; ``False`` where the core must be suspended until it is there."""
+        self.operations += 1
+        before = self.now
+        self.now = now = before + self.machine.timing.wait_ps
+        if semaphore.value >= amount:
+            semaphore.value -= amount
+            for hook in self.machine.hooks.waited:
+                hook(self, semaphore, amount, before, now, site)
+            return True
+        if semaphore.waiter is not None:
+            self.machine.report_second_waiter(self, semaphore, site)
+        self.blocked = Blocked(semaphore, amount, before, site)
+        semaphore.need = amount
+        semaphore.waiter = self
+        return False
+
+    def wake(self) -> None:
+        """Go on after a wait; called by the semaphore that now holds enough."""
+        blocked = self.blocked
+        now = self.env.now
+        if now > self.now:
+            self.now = now
+        self.blocked = None
+        if blocked is not None:
+            for hook in self.machine.hooks.waited:
+                hook(self, blocked.semaphore, blocked.amount, blocked.since_ps, self.now, blocked.site)
+        self.resume()
+
+    def signal(self, semaphore: Semaphore, amount: int, site: Any) -> None:
+        """Add to a semaphore of this or another device."""
+        machine = self.machine
+        timing = machine.timing
+        self.operations = number = self.operations + 1
+        self.now = now = self.now + timing.signal_ps
+        for hook in machine.hooks.signalled:
+            hook(self, semaphore, amount, now, site)
+        if semaphore.device == self.device:
+            semaphore.add(amount)
+            return
+        arrival = now + timing.remote_signal_ps + machine.wiring.hop_ps(self.device, semaphore.device)
+        machine.signals_in_flight += 1
+        env = self.env
+        event = Signal(self, semaphore, amount, site)
+        env.schedule(event, SIGNAL + self.order + number, arrival - env.now)  # type: ignore[arg-type]  # duck-typed
+
+    def join(self) -> bool:
+        """Let the global clock catch up; ``False`` where the core must be suspended until it has."""
+        self.operations = number = self.operations + 1
+        self.now += self.machine.timing.cycle_ps
+        delay = self.now - self.env.now
+        if delay <= 0:
+            return True
+        self.callbacks = self._callbacks
+        self.env.schedule(self, CORE + self.order + number, delay)  # type: ignore[arg-type]  # duck-typed event
+        return False
+
+    def _joined(self, _event: object) -> None:
+        self.callbacks = self._callbacks
+        self.resume()
+
+    def __repr__(self) -> str:
+        return f"Core(device {self.machine.coordinates(self.device)}, t = {self.now} ps)"
+
+
+def _not_running() -> None:
+    raise RuntimeError("this core runs no program")
+

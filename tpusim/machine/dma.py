@@ -1,0 +1,150 @@
+"""A copy in flight: one slotted object that is its own event in every phase.
+
+Issued by a core, it waits for its start latency, moves through the fabric at its share of every
+bandwidth (the *reader* leg), and after the hop latency has written its destination (the *writer* leg).
+The bytes themselves are moved once, at the end of the reader: no race-free program can tell the
+difference from moving them while time passes, and racy programs are the judges' business.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tpusim.machine.fabric import Flow
+
+if TYPE_CHECKING:
+    from tpusim.machine.core import Core
+    from tpusim.machine.memory import Buffer, Region
+    from tpusim.machine.semaphores import Semaphore
+    from tpusim.machine.wiring import Route
+
+# The kinds of event, in the order in which those of one instant run.
+SIGNAL, READ, WRITTEN, BEGIN, CORE, SOLVE = (kind << 58 for kind in range(6))
+
+
+class Copy(Flow):
+    """One asynchronous copy.
+
+    Times in picoseconds: ``issued_ps`` (the core's clock at the start call), ``begin_ps`` (first byte),
+    ``read_ps`` (reader ended), ``written_ps`` (writer ended); -1 while not reached.
+    """
+
+    __slots__ = (
+        "add", "begin_ps", "core", "dst", "dst_region", "dst_sem", "issued_ps", "key", "number", "read_ps",
+        "route", "site", "src", "src_region", "src_sem", "written_ps",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        core: Core,
+        src: Buffer,
+        src_region: Region,
+        dst: Buffer,
+        dst_region: Region,
+        src_sem: Semaphore | None,
+        dst_sem: Semaphore,
+        route: Route,
+        number: int,
+        site: Any,
+    ) -> None:
+        wire = src_region.wire_bytes
+        other = dst_region.wire_bytes
+        key = core.order + number
+        super().__init__(route.path, wire if wire >= other else other, READ + key)
+        self.core = core
+        self.src = src
+        self.src_region = src_region
+        self.dst = dst
+        self.dst_region = dst_region
+        self.src_sem = src_sem
+        self.dst_sem = dst_sem
+        self.route = route
+        self.number = number
+        self.key = key
+        self.site = site
+        self.add = False
+        self.issued_ps = core.now
+        self.begin_ps = -1
+        self.read_ps = -1
+        self.written_ps = -1
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it has a send semaphore of its own (its target may still be its own device)."""
+        return self.src_sem is not None
+
+    @property
+    def hops(self) -> int:
+        """Links on its way."""
+        return self.route.hops
+
+    def transferred(self) -> None:
+        """End of the reader leg, called by the fabric."""
+        core = self.core
+        machine = core.machine
+        env = core.env
+        self.read_ps = env.now
+        if self.src.array is not None:
+            self.move()
+        self.src.reading.remove(self)
+        for hook in machine.hooks.copy_read:
+            hook(self)
+        if self.route.hop_ps == 0:
+            # One instant for both legs: the writer still ends after the reader.
+            if self.src_sem is not None:
+                self.src_sem.add(self.src_region.nbytes)
+            self.written()
+        else:
+            self.due = env.now + self.route.hop_ps
+            self.callbacks = machine.written_callbacks
+            env.schedule(self, WRITTEN + self.key, self.route.hop_ps)  # type: ignore[arg-type]  # duck-typed event
+            if self.src_sem is not None:
+                self.src_sem.add(self.src_region.nbytes)
+
+    def move(self) -> None:
+        """Copy the bytes from source to destination."""
+        src, dst = self.src.array, self.dst.array
+        if src is None or dst is None:
+            return
+        target = dst[self.dst_region.index]
+        value = src[self.src_region.index]
+        if self.add:
+            np.add(target, value, out=target, casting="unsafe")
+        elif self.dst_region.kept:
+            target[...] = value
+        else:
+            dst[self.dst_region.index] = value
+
+    def written(self) -> None:
+        """End of the writer leg."""
+        core = self.core
+        machine = core.machine
+        self.written_ps = core.env.now
+        dst = self.dst
+        dst.writing.remove(self)
+        dst.fresh = False
+        machine.copies_in_flight -= 1
+        if not dst.alive:
+            machine.report_outside_lifetime(self)
+        for hook in machine.hooks.copy_written:
+            hook(self)
+        self.dst_sem.add(self.dst_region.nbytes)
+
+    def __repr__(self) -> str:
+        return f"Copy({self.src_region} on {self.src.device} -> {self.dst_region} on {self.dst.device})"
+
+
+class Signal:
+    """A remote semaphore signal on its way; its own event."""
+
+    __slots__ = ("_ok", "amount", "callbacks", "core", "semaphore", "site")
+
+    def __init__(self, core: Core, semaphore: Semaphore, amount: int, site: Any) -> None:
+        self._ok = True
+        self.core = core
+        self.semaphore = semaphore
+        self.amount = amount
+        self.site = site
+        self.callbacks: Any = core.machine.signal_callbacks

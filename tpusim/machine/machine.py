@@ -1,0 +1,378 @@
+"""The façade of the simulated hardware: build it, put calls on its cores, run it until nothing moves."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import simpy
+from simpy.core import EmptySchedule
+
+from tpusim.chips import ChipSpec
+from tpusim.errors import InterruptedRunError, error_for, finding_error
+from tpusim.findings import CONTINUABLE, Finding, Kind, Severity, Site, Where
+from tpusim.machine.calls import Call
+from tpusim.machine.core import Core
+from tpusim.machine.dma import CORE, SOLVE, Copy
+from tpusim.machine.fabric import Fabric
+from tpusim.machine.memory import Buffer, Region, Tiling
+from tpusim.machine.semaphores import Semaphore, SemaphoreSpec
+from tpusim.machine.timing import Timing
+from tpusim.machine.wiring import Wiring
+from tpusim.observe import Hooks, Observer
+from tpusim.specs import MemorySpace, SemaphoreType
+from tpusim.topology import Slice
+from tpusim.units import Duration, format_bytes
+
+FOREVER_PS = 1 << 62
+_PROGRESS_EVENTS = 1 << 16
+
+
+class Machine:
+    """A slice of chips with a mesh on it.
+
+    ``devices[i]`` is the slice's device at row-major mesh position i; ``axis_sizes`` are the mesh axes in
+    order.  ``data=False`` runs without array contents (SMEM stays real).  ``on_finding`` is ``"raise"``
+    or ``"record"``.  Life cycle: make it, ``new_call``, put a program on each core (``launch``), ``run``.
+    """
+
+    def __init__(
+        self,
+        slice_: Slice,
+        chip: ChipSpec,
+        axis_sizes: dict[str, int],
+        devices: tuple[int, ...],
+        *,
+        data: bool = True,
+        on_finding: str = "raise",
+        observers: Sequence[Observer] = (),
+        max_events: int | None = None,
+        max_ps: int | None = None,
+    ) -> None:
+        self.slice = slice_
+        self.chip = chip
+        self.axis_sizes = axis_sizes
+        self.devices = devices
+        self.data = data
+        self.raises = on_finding == "raise"
+        self.findings: list[Finding] = []
+        self.hooks = Hooks(observers)
+        self.max_events = max_events
+        self.max_ps = FOREVER_PS if max_ps is None else max_ps
+        self.events = 0
+        self.copies_in_flight = 0
+        self.signals_in_flight = 0
+        self.env = simpy.Environment(initial_time=0)
+        self.timing = Timing(chip)
+        self.tiling = Tiling({bits: chip.tile(bits)[0] for bits in (32, 16, 8, 4)}, chip.dma.short_run.integer)
+        self.tiling.sublanes_by_bits[64] = self.tiling.sublanes_by_bits[32]
+        self.wiring = Wiring(slice_, devices, self.timing)
+        self.fabric = Fabric(self.env, SOLVE)
+        self.begin_callbacks: list[Callable[[Any], None]] = [self._begin]
+        self.written_callbacks: list[Callable[[Any], None]] = [self._written]
+        self.signal_callbacks: list[Callable[[Any], None]] = [self._signal]
+        self.cores = [Core(self, device) for device in range(len(devices))]
+        self.calls: list[Call] = []
+        self.barriers: dict[Any, list[Semaphore]] = {}
+
+    # -- building -------------------------------------------------------------------------------
+
+    def new_call(self, name: str, vmem_limit_bytes: int | None = None) -> Call:
+        """A call of a kernel on all devices; add its buffers and semaphores, then launch it."""
+        call = Call(self, name, vmem_limit_bytes)
+        self.calls.append(call)
+        return call
+
+    def barrier_semaphore(self, collective_id: Any, device: int) -> Semaphore:
+        """The barrier semaphore of an id on a device; it outlives calls."""
+        found = self.barriers.get(collective_id)
+        if found is None:
+            spec = SemaphoreSpec(-1, f"barrier (collective_id {collective_id})", SemaphoreType.BARRIER, ())
+            found = self.barriers[collective_id] = [Semaphore(spec, d, 0) for d in range(len(self.cores))]
+        return found[device]
+
+    def capacities(self, vmem_limit_bytes: int | None) -> dict[MemorySpace, tuple[int, str]]:
+        """For each memory its limit in bytes and what sets it."""
+        chip = self.chip
+        vmem = chip.vmem.capacity.integer - chip.vmem.reserved.integer
+        scoped = chip.vmem.scoped_limit.integer if vmem_limit_bytes is None else vmem_limit_bytes
+        hbm = chip.hbm.capacity.integer // self.slice.devices_per_chip
+        limit = min(vmem, scoped)
+        if limit == vmem:
+            reason = f"a core of {chip.name} has {format_bytes(vmem)}"
+        elif vmem_limit_bytes is None:
+            reason = (
+                f"a kernel on {chip.name} gets {format_bytes(scoped)} unless vmem_limit_bytes says more "
+                f"(the core has {format_bytes(vmem)})"
+            )
+        else:
+            reason = f"vmem_limit_bytes is {format_bytes(scoped)} (a core of {chip.name} has {format_bytes(vmem)})"
+        smem = chip.smem.capacity.integer
+        return {
+            MemorySpace.VMEM: (limit, reason),
+            MemorySpace.HBM: (hbm, f"a device of {chip.name} has {format_bytes(hbm)}"),
+            MemorySpace.SMEM: (smem, f"a core of {chip.name} has {format_bytes(smem)}"),
+        }
+
+    def price_access(self, region: Region) -> tuple[int, int]:
+        """Load and store time of a region in picoseconds, remembered on the region."""
+        timing = self.timing
+        if region.spec.space is MemorySpace.SMEM:
+            load = store = timing.cycles(max(1, region.size))
+        else:
+            vector_bytes = region.vector_bytes()
+            load = timing.cycles(timing.costs.access_cycles(vector_bytes, False))
+            store = timing.cycles(timing.costs.access_cycles(vector_bytes, True))
+        region.load_ps, region.store_ps = load, store
+        return load, store
+
+    # -- names ----------------------------------------------------------------------------------
+
+    def coordinates(self, device: int) -> tuple[int, ...]:
+        """Mesh coordinates of a row-major device index."""
+        return tuple(int(c) for c in np.unravel_index(device, tuple(self.axis_sizes.values())))
+
+    # -- events ---------------------------------------------------------------------------------
+
+    def _begin(self, copy: Copy) -> None:
+        copy.begin_ps = self.env.now
+        if not copy.dst.alive:
+            self.report_outside_lifetime(copy)
+        self.fabric.begin(copy)
+
+    def _written(self, copy: Copy) -> None:
+        if copy.due != self.env.now:  # an entry that a new share has overtaken
+            copy.callbacks = self.written_callbacks
+            return
+        copy.callbacks = _IGNORE
+        copy.written()
+
+    def _signal(self, event: Any) -> None:
+        event.callbacks = _IGNORE
+        self.signals_in_flight -= 1
+        semaphore = event.semaphore
+        if not semaphore.alive:
+            self._report(
+                Kind.LIFETIME,
+                f"a signal to {semaphore} reaches device {self.coordinates(semaphore.device)} outside the call or "
+                "scope that owns the semaphore. Only a barrier can tell the sender that its target is there.",
+                event.core.device,
+                event.site,
+                time_ps=self.env.now,
+            )
+        semaphore.add(event.amount)
+
+    def launch(self, core: Core, resume: Callable[[], object], at_ps: int = 0) -> None:
+        """Have a core's program begin (``resume`` called) at a time."""
+        core.resume = resume
+        core.now = max(core.now, at_ps)
+        core.callbacks = core._callbacks
+        self.env.schedule(core, CORE + core.order, core.now - self.env.now)  # type: ignore[arg-type]  # duck-typed
+
+    def exit(self, core: Core) -> None:
+        """End of a core's call: at its local time its buffers and semaphores cease to be."""
+        core.operations += 1
+        core.exited_ps = core.now
+        for hook in self.hooks.exited:
+            hook(core)
+        event = _Exit(core, core.call)
+        self.env.schedule(event, CORE + core.order + core.operations, core.now - self.env.now)  # type: ignore[arg-type]  # duck-typed
+        core.done = True
+
+    def run(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Run until nothing moves; whether every core is done is for the judges to say."""
+        enabled = gc.isenabled()
+        gc.disable()
+        step = self.env.step
+        try:
+            while True:
+                for _ in range(_PROGRESS_EVENTS):
+                    step()
+                self.events += _PROGRESS_EVENTS
+                self._check_budget()
+                if progress is not None:
+                    progress(self.env.now, self.events)
+        except EmptySchedule:
+            pass
+        except KeyboardInterrupt as error:
+            raise InterruptedRunError(self._livelock_finding("interrupted"), findings=self.findings) from error
+        finally:
+            if enabled:
+                gc.enable()
+
+    def run_limited(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """`run` under ``max_events`` / ``max_ps``."""
+        if self.max_events is None and self.max_ps == FOREVER_PS:
+            self.run(progress)
+            return
+        env = self.env
+        try:
+            while True:
+                if env.peek() != math.inf and env.peek() > self.max_ps:
+                    self.report_livelock(f"the run passed max_time = {Duration(self.max_ps)}")
+                if self.max_events is not None and self.events >= self.max_events:
+                    self.report_livelock(f"the run passed max_events = {self.max_events}")
+                env.step()
+                self.events += 1
+        except EmptySchedule:
+            pass
+
+    def _check_budget(self) -> None:
+        if self.max_events is not None and self.events > self.max_events:
+            self.report_livelock(f"the run passed max_events = {self.max_events}")
+
+    # -- findings -------------------------------------------------------------------------------
+
+    def report(self, finding: Finding) -> None:
+        """Record a finding; raise its error where it ends the run."""
+        self.findings.append(finding)
+        if finding.severity is Severity.ERROR and (self.raises or finding.kind not in CONTINUABLE):
+            raise error_for(finding, findings=self.findings)
+
+    def _report(self, kind: Kind, message: str, device: int | None, site: Any, **fields: Any) -> None:
+        where = where_of(site)
+        for known in self.findings:
+            if known.kind is kind and known.where == where and known.other == fields.get("other"):
+                known.details["also"] = known.details.get("also", 0) + 1
+                return  # the same place again, on another device or later
+        coords = self.coordinates(device) if device is not None else None
+        self.report(Finding(kind, message, device=coords, where=where, **fields))
+
+    def report_race(self, core: Core, verb: str, buffer: Buffer, region: Region, other: Copy, site: Any) -> None:
+        """An access that meets a copy in flight."""
+        writes = other.dst is buffer and other.dst_region.overlaps(region)
+        side = "writes" if writes else "reads"
+        its = other.dst_region if writes else other.src_region
+        origin = "" if other.core is core else f" by device {self.coordinates(other.core.device)}"
+        self._report(
+            Kind.RACE,
+            f"{verb} {region} on device {self.coordinates(buffer.device)} meets a copy in flight{origin} that {side} "
+            f"{its}. The copy at {where_of(other.site)} has to be waited for first.",
+            core.device,
+            site,
+            argument=str(region),
+            other=where_of(other.site),
+            time_ps=core.now,
+        )
+
+    def check_destination(self, core: Core, copy: Copy) -> None:
+        """Races of a new copy's destination with copies in flight and with its own source."""
+        dst, region = copy.dst, copy.dst_region
+        if copy.src is dst and copy.src_region.overlaps(region):
+            self._report(
+                Kind.RACE,
+                f"copy from {copy.src_region} to {region}: source and destination overlap.",
+                core.device,
+                copy.site,
+                argument=str(region),
+                time_ps=core.now,
+            )
+        racing = dst.writer_of(region) or dst.reader_of(region)
+        if racing is not None and racing is not copy:
+            self.report_race(core, "copy to", dst, region, racing, copy.site)
+
+    def report_outside_lifetime(self, copy: Copy) -> None:
+        """A copy that touches a buffer outside its owner's call or scope."""
+        self._report(
+            Kind.LIFETIME,
+            f"a copy to {copy.dst_region} reaches device {self.coordinates(copy.dst.device)} outside the call or scope "
+            "that owns the buffer. Only a barrier can tell the sender that its target is there.",
+            copy.core.device,
+            copy.site,
+            argument=str(copy.dst_region),
+            time_ps=self.env.now,
+        )
+
+    def report_uninitialised(self, copy: Copy) -> None:
+        """A copy that sends memory nobody has written."""
+        self._report(
+            Kind.UNINITIALISED,
+            f"copy from {copy.src_region}: nothing has been written to {copy.src.spec.name} before it is sent.",
+            copy.core.device,
+            copy.site,
+            argument=str(copy.src_region),
+            time_ps=copy.core.now,
+        )
+
+    def report_routing(self, copy: Copy) -> None:
+        """A route that JAX's documentation advises against on this chip."""
+        self._report(
+            Kind.ROUTING,
+            f"copy from device {self.coordinates(copy.core.device)} to {self.coordinates(copy.dst.device)} goes "
+            f"{copy.hops} hops; on {self.chip.name} JAX's documentation allows only power-of-two offsets along an axis.",
+            copy.core.device,
+            copy.site,
+            time_ps=copy.core.now,
+        )
+
+    def report_second_waiter(self, core: Core, semaphore: Semaphore, site: Any) -> None:
+        """Two cores wait for one semaphore."""
+        raise finding_error(
+            Kind.NOT_MODELLED,
+            f"two cores wait for {semaphore} of device {self.coordinates(semaphore.device)} at the same time.",
+            where=where_of(site),
+            device=self.coordinates(core.device),
+        )
+
+    def report_livelock(self, reason: str) -> None:
+        """The run passed a limit."""
+        self.report(self._livelock_finding(reason))
+
+    def _livelock_finding(self, reason: str) -> Finding:
+        lines = [f"{reason}; t = {Duration(self.env.now)}, {self.events} events."]
+        for core in self.cores[:8]:
+            state = "done" if core.done else f"running, its clock at {Duration(core.now)}"
+            if core.blocked is not None:
+                blocked = core.blocked
+                state = (
+                    f"waits for {blocked.amount} on {blocked.semaphore} (value {blocked.semaphore.value})  "
+                    f"{where_of(blocked.site)}"
+                )
+            lines.append(f"  device {self.coordinates(core.device)}: {state}")
+        if len(self.cores) > 8:
+            lines.append(f"  and {len(self.cores) - 8} more devices")
+        return Finding(Kind.LIVELOCK, "\n".join(lines), time_ps=self.env.now)
+
+
+class _Exit:
+    """The end of a call on one device; its own event."""
+
+    __slots__ = ("_ok", "call", "callbacks", "core")
+
+    def __init__(self, core: Core, call: Call | None) -> None:
+        self._ok = True
+        self.core = core
+        self.call = call
+        self.callbacks: Any = [self._run]
+
+    def _run(self, _event: object) -> None:
+        call = self.call
+        if call is None:
+            return
+        device = self.core.device
+        machine = self.core.machine
+        for buffer in call.buffers[device]:
+            for copy in buffer.writing:
+                if copy.core is not self.core:
+                    machine.report_outside_lifetime(copy)
+            buffer.alive = False
+        for row in call.semaphores[device]:
+            for semaphore in row:
+                semaphore.alive = False
+
+
+def _ignore(event: Any) -> None:
+    event.callbacks = _IGNORE
+
+
+_IGNORE: list[Callable[[Any], None]] = [_ignore]
+
+
+def where_of(site: Any) -> Where | None:
+    """The line of a site: a raw (code, offset) pair, a ``Where``, or ``None``."""
+    if site is None or isinstance(site, Where):
+        return site
+    return Site(*site).where()

@@ -1,0 +1,335 @@
+"""Buffers in HBM, VMEM and SMEM, and the regions of them that operations touch.
+
+All devices run one program, so everything static about a buffer (shape, tiles, name) and about a slice
+of it (bounds, padded bytes, runs) is computed once and shared by all devices: a `BufferSpec` with a tree
+of cached `Region` objects.  A `Buffer` is one device's copy: an array and the ranges in flight on it.
+That keeps slicing off the hot path (a region is one dictionary look-up) and memory linear in devices.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tpusim.errors import OutOfBoundsError, ShapeMismatchError
+from tpusim.specs import MemorySpace
+from tpusim.units import format_bytes
+
+if TYPE_CHECKING:
+    from tpusim.machine.dma import Copy
+
+Index = int | tuple[int, int] | tuple[int, int, int]
+"""One dimension of a region's key: an int drops it, ``(start, size[, stride])`` keeps it."""
+
+LANE_BYTES = 512
+"""128 lanes of 32 bits: one row of a tile, the unit that narrow arrays are padded to."""
+
+
+class Tiling:
+    """How one memory space of a chip lays out arrays: tiles of sublanes x 128 lanes, none in SMEM."""
+
+    __slots__ = ("short_run_bytes", "sublanes_by_bits")
+
+    def __init__(self, sublanes_by_bits: dict[int, int], short_run_bytes: int) -> None:
+        self.sublanes_by_bits = sublanes_by_bits
+        self.short_run_bytes = short_run_bytes
+
+
+class BufferSpec:
+    """The static side of a buffer, shared by all devices.
+
+    ``padded_bytes`` is what it occupies with tile padding; ``position`` its place in each core's
+    buffer table.
+    """
+
+    __slots__ = (
+        "bits", "dtype", "initialised", "is_operand", "name", "nbytes", "padded_bytes", "position",
+        "shape", "space", "tiling", "whole",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        position: int,
+        name: str,
+        space: MemorySpace,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        tiling: Tiling,
+        *,
+        is_operand: bool = False,
+        initialised: bool = False,
+    ) -> None:
+        self.position = position
+        self.name = name
+        self.space = MemorySpace.HBM if space is MemorySpace.ANY else space
+        self.shape = shape
+        self.dtype = dtype
+        self.tiling = tiling
+        self.is_operand = is_operand
+        self.initialised = initialised
+        self.bits = element_bits(dtype)
+        self.nbytes = _ceil(int(np.prod(shape, dtype=np.int64)) * self.bits, 8)
+        self.whole = Region(self, tuple((0, size, 1) for size in shape), tuple(range(len(shape))))
+        self.padded_bytes = self.whole.wire_bytes if self.space is MemorySpace.SMEM else self._padded()
+
+    def _padded(self) -> int:
+        rows, columns = _rows_columns(self.shape)
+        outer = int(np.prod(self.shape[:-2], dtype=np.int64))
+        sublanes = self.tiling.sublanes_by_bits[self.bits] if len(self.shape) > 1 else 32 // self.bits or 1
+        return outer * _ceil(rows, sublanes) * sublanes * _ceil(columns, 128) * 128 * self.bits // 8
+
+    def __repr__(self) -> str:
+        return f"{self.name}: {self.space.name} {self.dtype.name}{list(self.shape)}"
+
+
+def element_bits(dtype: np.dtype[Any]) -> int:
+    """Bits of one element as the TPU stores it: 4 for int4, 32 for bool (one mask word)."""
+    if dtype.name in ("int4", "uint4"):
+        return 4
+    if dtype == np.bool_:
+        return 32
+    return dtype.itemsize * 8
+
+
+def _ceil(value: int, unit: int) -> int:
+    return -(-value // unit)
+
+
+def _rows_columns(shape: tuple[int, ...]) -> tuple[int, int]:
+    if len(shape) >= 2:
+        return shape[-2], shape[-1]
+    return (1, shape[0]) if shape else (1, 1)
+
+
+class Region:
+    """A rectangular part of a buffer, static and shared by all devices.
+
+    ``box`` holds (start, size, stride) for each dimension of the buffer, ``kept`` the dimensions that
+    are still visible; ``lo`` and ``hi`` bound its elements in row-major order.  ``wire_bytes`` is what a
+    copy moves: lanes padded to 128, and every contiguous run shorter than the chip's ``short_run_bytes``
+    counted as one of that length.
+    """
+
+    __slots__ = (
+        "box", "dense", "hi", "index", "kept", "lo", "load_ps", "nbytes", "shape", "size", "spec", "store_ps", "subs",
+        "wire_bytes",
+    )  # fmt: skip
+
+    def __init__(self, spec: BufferSpec, box: tuple[tuple[int, int, int], ...], kept: tuple[int, ...]) -> None:
+        self.spec = spec
+        self.box = box
+        self.kept = kept
+        self.shape = tuple(box[dim][1] for dim in kept)
+        self.index = tuple(
+            slice(start, start + (size - 1) * stride + 1, stride) if dim in kept else start
+            for dim, (start, size, stride) in enumerate(box)
+        )
+        self.size = 1
+        for _, size, _ in box:
+            self.size *= size
+        self.nbytes = _ceil(self.size * spec.bits, 8)
+        self.lo, self.hi, self.dense = _extent(spec.shape, box, self.size)
+        self.wire_bytes = self._wire_bytes() if self.size else 0
+        self.load_ps = self.store_ps = -1
+        self.subs: dict[tuple[Index, ...], Region] = {}
+
+    def vector_bytes(self) -> int:
+        """Bytes of the vector registers a load or store of it fills: whole 8x128 tiles of 32 bits."""
+        box = ((0, 1, 1),) * (2 - len(self.box)) + self.box
+        outer = 1
+        for _, size, _ in box[:-2]:
+            outer *= size
+        sublanes = 8 * max(1, 32 // self.spec.bits)
+        (row, rows, _), (column, columns, _) = box[-2:]
+        row_tiles = _ceil(row + rows, sublanes) - row // sublanes
+        lane_tiles = _ceil(column + columns, 128) - column // 128
+        return outer * row_tiles * lane_tiles * 8 * LANE_BYTES
+
+    def _wire_bytes(self) -> int:
+        spec = self.spec
+        if spec.space is MemorySpace.SMEM:
+            return _ceil(self.nbytes, 4) * 4
+        short, bits = spec.tiling.short_run_bytes, spec.bits
+        packing = max(1, 32 // bits)
+        box = ((0, 1, 1),) * (2 - len(self.box)) + self.box
+        shape = (1,) * (2 - len(spec.shape)) + spec.shape
+        (row, rows, row_stride), (column, columns, _) = box[-2:]
+        outer = 1
+        for _, size, _ in box[:-2]:
+            outer *= size
+        lane_tiles = _ceil(column + columns, 128) - column // 128
+        row_bytes = LANE_BYTES  # one packed row of one lane tile
+        if len(spec.shape) < 2:
+            # one row of consecutive elements: no sublanes, one run
+            return max(lane_tiles * 128 * bits // 8, short)
+        sublanes = spec.tiling.sublanes_by_bits[bits]
+        if row_stride > 1:
+            return outer * rows * lane_tiles * max(row_bytes, short)
+        whole_tiles = row % sublanes == 0 and (rows % sublanes == 0 or row + rows == shape[-2])
+        if whole_tiles:
+            return outer * _ceil(rows, sublanes) * (sublanes // packing) * row_bytes * lane_tiles
+        total, first = 0, row
+        while first < row + rows:
+            last = min(row + rows, (first // sublanes + 1) * sublanes)
+            packed = _ceil(last, packing) - first // packing
+            total += max(packed * row_bytes, short)
+            first = last
+        return outer * total * lane_tiles
+
+    def sub(self, key: tuple[Index, ...]) -> Region:
+        """The region ``key`` of this one; raises ``OutOfBoundsError`` or ``ShapeMismatchError``."""
+        found = self.subs.get(key)
+        if found is None:
+            found = self.subs[key] = self._cut(key)
+        return found
+
+    def _cut(self, key: tuple[Index, ...]) -> Region:
+        if len(key) > len(self.kept):
+            raise ShapeMismatchError(
+                f"{self.spec.name}: {len(key)} indices for a ref of shape {self.shape}"
+            )
+        box, kept = list(self.box), list(self.kept)
+        for dim, part in zip(self.kept, key, strict=False):
+            start, size, stride = self.box[dim]
+            if isinstance(part, int):
+                first, count, step = part, 1, 1
+                kept.remove(dim)
+            else:
+                first, count, step = part if len(part) == 3 else (*part, 1)
+            last = first + (count - 1) * step
+            if first < 0 or (count and last >= size):
+                text = str(first) if isinstance(part, int) else f"{first}:{last + 1}"
+                raise OutOfBoundsError(
+                    f"out-of-bounds: {self}[{self._key_text(key)}]: index {text} leaves dimension "
+                    f"{self.kept.index(dim)} of size {size}"
+                )
+            box[dim] = (start + first * stride, count, stride * step)
+        return Region(self.spec, tuple(box), tuple(kept))
+
+    @staticmethod
+    def _key_text(key: tuple[Index, ...]) -> str:
+        parts = []
+        for part in key:
+            if isinstance(part, int):
+                parts.append(str(part))
+            else:
+                step = part[2] if len(part) == 3 else 1
+                end = part[0] + (part[1] - 1) * step + 1 if part[1] else part[0]
+                parts.append(f"{part[0]}:{end}" + (f":{step}" if step != 1 else ""))
+        return ", ".join(parts)
+
+    def overlaps(self, other: Region) -> bool:
+        """Whether the two regions of one buffer share an element (strided ones: may share)."""
+        if self.lo >= other.hi or other.lo >= self.hi:
+            return False
+        if self.dense and other.dense:
+            return True
+        for (a, n, s), (b, m, t) in zip(self.box, other.box, strict=True):
+            if a >= b + (m - 1) * t + 1 or b >= a + (n - 1) * s + 1:
+                return False
+            if s == t and s > 1 and (a - b) % s:
+                return False
+        return True
+
+    def __str__(self) -> str:
+        if self is self.spec.whole:
+            return self.spec.name
+        parts = []
+        for dim, (start, size, stride) in enumerate(self.box):
+            if dim not in self.kept:
+                parts.append(str(start))
+            elif (start, size, stride) == (0, self.spec.shape[dim], 1):
+                parts.append(":")
+            else:
+                end = start + (size - 1) * stride + 1
+                parts.append(f"{start}:{end}" + (f":{stride}" if stride != 1 else ""))
+        while parts and parts[-1] == ":":
+            parts.pop()
+        return f"{self.spec.name}[{', '.join(parts)}]"
+
+
+def _extent(
+    shape: tuple[int, ...], box: tuple[tuple[int, int, int], ...], size: int
+) -> tuple[int, int, bool]:
+    """First element, one past the last, and whether everything between belongs to the box."""
+    if size == 0:
+        return 0, 0, True
+    low = high = 0
+    for extent, (start, count, stride) in zip(shape, box, strict=True):
+        low = low * extent + start
+        high = high * extent + start + (count - 1) * stride
+    return low, high + 1, high + 1 - low == size
+
+
+class Buffer:
+    """One device's copy of a `BufferSpec`: its array and what is in flight on it.
+
+    ``array`` is ``None`` when the run carries no data.  ``writing`` holds copies whose destination is
+    not complete, ``reading`` copies whose source has not been read.  ``alive`` is false outside the
+    owner's call or scope; ``fresh`` while nothing has been written to it.
+    """
+
+    __slots__ = ("alive", "array", "device", "fresh", "reading", "spec", "writing")
+
+    def __init__(self, spec: BufferSpec, device: int, array: np.ndarray[Any, Any] | None) -> None:
+        self.spec = spec
+        self.device = device
+        self.array = array
+        self.alive = True
+        self.fresh = not spec.initialised
+        self.writing: list[Copy] = []
+        self.reading: list[Copy] = []
+
+    def writer_of(self, region: Region) -> Copy | None:
+        """A copy in flight whose destination meets ``region``."""
+        for copy in self.writing:
+            if copy.dst_region.overlaps(region):
+                return copy
+        return None
+
+    def reader_of(self, region: Region) -> Copy | None:
+        """A copy in flight whose source meets ``region``."""
+        for copy in self.reading:
+            if copy.src_region.overlaps(region):
+                return copy
+        return None
+
+
+def sentinel(dtype: np.dtype[Any]) -> Any:
+    """What fresh memory holds: a NaN with a pattern of its own, or a number nobody writes on purpose."""
+    if dtype == np.float32:
+        return np.uint32(0x7FC0DEAD).view(np.float32)
+    if dtype == np.float16:
+        return np.uint16(0x7EAD).view(np.float16)
+    if dtype.name == "bfloat16":
+        return np.uint16(0x7FED).view(dtype)
+    if dtype == np.bool_:
+        return np.False_
+    if dtype.kind in "iu" or dtype.name in ("int4", "uint4"):
+        return np.array(-0x5EADBEEF if dtype.itemsize >= 4 else -0x55).astype(dtype)[()]
+    return np.array(np.nan).astype(dtype)[()]
+
+
+def fresh_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """An array of never written elements."""
+    return np.full(shape, sentinel(dtype), dtype)
+
+
+def holds_sentinel(array: np.ndarray[Any, Any]) -> bool:
+    """Whether any element still is fresh memory; false for types too small to tell."""
+    dtype = array.dtype
+    if dtype.itemsize < 2 or dtype == np.bool_ or array.size == 0:
+        return False
+    bits: Any = {2: np.uint16, 4: np.uint32, 8: np.uint64}[dtype.itemsize]
+    flat = array if array.flags.c_contiguous else np.ascontiguousarray(array)
+    return bool((flat.view(bits) == np.asarray(sentinel(dtype)).view(bits)).any())
+
+
+def memory_table(buffers: list[tuple[str, MemorySpace, tuple[int, ...], Any, int]]) -> str:
+    """One line a buffer with its padded bytes, for an over-allocation's report."""
+    lines = [
+        f"  {name:<24} {space.name} {np.dtype(dtype).name}{list(shape)}  {format_bytes(padded)}"
+        for name, space, shape, dtype, padded in buffers
+    ]
+    return "\n".join(lines)

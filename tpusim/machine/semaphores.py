@@ -1,0 +1,75 @@
+"""Counting semaphores: bytes on DMA semaphores, units on regular and barrier ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tpusim.specs import SemaphoreType
+
+if TYPE_CHECKING:
+    from tpusim.machine.core import Core
+
+
+class SemaphoreSpec:
+    """The static side of a semaphore (array), shared by all devices."""
+
+    __slots__ = ("kind", "name", "position", "shape", "size")
+
+    def __init__(self, position: int, name: str, kind: SemaphoreType, shape: tuple[int, ...]) -> None:
+        self.position = position
+        self.name = name
+        self.kind = kind
+        self.shape = shape
+        self.size = 1
+        for extent in shape:
+            self.size *= extent
+
+    def element_name(self, flat: int) -> str:
+        """``recv_sem[1, 0]`` for one element, the bare name for a single semaphore."""
+        if not self.shape:
+            return self.name
+        parts = []
+        for extent in reversed(self.shape):
+            flat, part = divmod(flat, extent)
+            parts.append(str(part))
+        return f"{self.name}[{', '.join(reversed(parts))}]"
+
+
+class Semaphore:
+    """One counter on one device.
+
+    ``value`` is what it holds now, ``added`` the sum of all it ever got.  At most one core waits on it;
+    whoever adds the last missing unit resumes that core by a direct call.
+    """
+
+    __slots__ = ("added", "alive", "device", "flat", "need", "spec", "value", "waiter")
+
+    def __init__(self, spec: SemaphoreSpec, device: int, flat: int) -> None:
+        self.spec = spec
+        self.device = device
+        self.flat = flat
+        self.value = 0
+        self.added = 0
+        self.need = 0
+        self.alive = True
+        self.waiter: Core | None = None
+
+    def add(self, amount: int) -> None:
+        """Count up; resumes the waiting core where this is enough for it."""
+        value = self.value + amount
+        self.added += amount
+        waiter = self.waiter
+        if waiter is not None and value >= self.need:
+            self.value = value - self.need
+            self.waiter = None
+            waiter.wake()
+        else:
+            self.value = value
+
+    @property
+    def unit(self) -> str:
+        """``B`` for DMA semaphores, empty for the others."""
+        return " B" if self.spec.kind is SemaphoreType.DMA else ""
+
+    def __str__(self) -> str:
+        return self.spec.element_name(self.flat)

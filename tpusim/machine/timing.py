@@ -1,0 +1,54 @@
+"""What operations cost, in integer picoseconds, taken once from a chip's specification."""
+
+from __future__ import annotations
+
+from tpusim.chips import ChipSpec
+from tpusim.costs import CostTable
+from tpusim.specs import MemorySpace
+from tpusim.units import cycles_ps, ps_from_seconds
+
+_CLASSES = {
+    (MemorySpace.HBM, MemorySpace.VMEM): "hbm_to_vmem",
+    (MemorySpace.VMEM, MemorySpace.HBM): "vmem_to_hbm",
+    (MemorySpace.VMEM, MemorySpace.VMEM): "vmem_to_vmem",
+    (MemorySpace.HBM, MemorySpace.HBM): "hbm_to_hbm",
+}
+
+
+class Timing:
+    """Fixed costs of a chip's operations.  ``*_ps`` are picoseconds, rates bytes per second."""
+
+    __slots__ = (
+        "barrier_ps", "chip", "clock_hz", "costs", "cycle_ps", "hop_ps", "issue_ps", "read_ps",
+        "remote_signal_ps", "signal_ps", "wait_ps",
+    )  # fmt: skip
+
+    def __init__(self, chip: ChipSpec) -> None:
+        self.chip = chip
+        self.costs = CostTable.for_chip(chip)
+        self.clock_hz = chip.clock_hz
+        self.cycle_ps = self.cycles(1)
+        self.issue_ps = self.cycles(chip.dma.issue.number)
+        self.wait_ps = self.cycles(chip.sync.wait.number)
+        self.signal_ps = self.cycles(chip.sync.signal.number)
+        self.read_ps = self.cycles(chip.sync.read.number)
+        self.barrier_ps = self.cycles(chip.sync.barrier_lookup.number)
+        self.hop_ps = ps_from_seconds(chip.ici.hop_latency.number)
+        self.remote_signal_ps = ps_from_seconds(chip.ici.signal_latency.number)
+
+    def cycles(self, count: float) -> int:
+        """Time of at least one cycle."""
+        return cycles_ps(max(1, count), self.clock_hz)
+
+    def start_ps(self, kind: str) -> int:
+        """Start latency of a copy of a direction class such as ``hbm_to_vmem`` or ``remote``."""
+        return ps_from_seconds(getattr(self.chip.dma, f"start_latency_{kind}").number)
+
+    def rate(self, kind: str) -> int:
+        """What one engine of a direction class moves, bytes per second."""
+        return int(getattr(self.chip.dma, f"rate_{kind}").number)
+
+
+def direction_class(src: MemorySpace, dst: MemorySpace) -> str:
+    """The direction class of a copy within one device."""
+    return _CLASSES.get((src, dst), "smem")

@@ -1,0 +1,113 @@
+"""Which resources a copy crosses: the shared bandwidths of a slice, and cached paths through them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tpusim import topology
+from tpusim.machine.fabric import Path, Resource
+from tpusim.machine.timing import Timing, direction_class
+from tpusim.specs import MemorySpace
+from tpusim.topology import Slice
+from tpusim.units import ps_from_seconds
+
+if TYPE_CHECKING:
+    from tpusim.machine.memory import Buffer
+
+
+class Route:
+    """The way of a copy: its path through the fabric and its latencies in picoseconds."""
+
+    __slots__ = ("hop_ps", "hops", "kind", "links", "path", "start_ps", "warns")
+
+    def __init__(
+        self, kind: str, path: Path, start_ps: int, hop_ps: int, links: tuple[int, ...], warns: bool
+    ) -> None:
+        self.kind = kind
+        self.path = path
+        self.start_ps = start_ps
+        self.hop_ps = hop_ps
+        self.links = links
+        self.hops = len(links)
+        self.warns = warns
+
+
+class Wiring:
+    """Builds resources and routes when they are first used and keeps them.
+
+    ``devices[i]`` is the slice's device at row-major mesh position i.
+    """
+
+    def __init__(self, slice_: Slice, devices: tuple[int, ...], timing: Timing) -> None:
+        self.slice = slice_
+        self.devices = devices
+        self.timing = timing
+        chip = timing.chip
+        self._link_rate = int(chip.ici.link_bandwidth.number)
+        die = chip.ici.die_to_die_bandwidth
+        self._die_rate = int(die.number) if die is not None else self._link_rate
+        latency = chip.ici.die_to_die_latency
+        self._die_hop_ps = ps_from_seconds(latency.number) if latency is not None else timing.hop_ps
+        self._hbm_rate = int(chip.hbm.bandwidth.number)
+        self._hbm_per_device = slice_.has_die_links
+        self.links: dict[int, Resource] = {}
+        self.hbms: dict[int, Resource] = {}
+        self._routes: dict[tuple[int, MemorySpace, int, MemorySpace], Route] = {}
+        self._hops: dict[tuple[int, int], int] = {}
+
+    def route(self, src: Buffer, dst: Buffer) -> Route:
+        """The route between the memories of two buffers."""
+        key = (src.device, src.spec.space, dst.device, dst.spec.space)
+        found = self._routes.get(key)
+        if found is None:
+            found = self._routes[key] = self._build(*key)
+        return found
+
+    def hop_ps(self, source: int, target: int) -> int:
+        """Latency of all hops between two mesh devices."""
+        key = (source, target)
+        found = self._hops.get(key)
+        if found is None:
+            way = topology.route(self.slice, self.devices[source], self.devices[target])
+            found = self._hops[key] = self._latency(way.links)
+        return found
+
+    def hbm(self, device: int) -> Resource:
+        """The HBM that serves a mesh device."""
+        place = self.devices[device]
+        unit = place if self._hbm_per_device else self.slice.chip_of(place)
+        found = self.hbms.get(unit)
+        if found is None:
+            found = self.hbms[unit] = Resource(f"HBM {self._place(place)}", self._hbm_rate)
+        return found
+
+    def link(self, index: int) -> Resource:
+        """One directed link."""
+        found = self.links.get(index)
+        if found is None:
+            link = topology.link(self.slice, index)
+            rate = self._die_rate if link.kind == "d2d" else self._link_rate
+            found = self.links[index] = Resource(f"link {link}", rate)
+        return found
+
+    def _place(self, device: int) -> str:
+        coords = self.slice.coords(device)[: len(self.slice.shape)]
+        text = f"({','.join(map(str, coords))})"
+        return f"{text} die {self.slice.coords(device)[3]}" if self._hbm_per_device else text
+
+    def _latency(self, links: tuple[int, ...]) -> int:
+        return sum(
+            self._die_hop_ps if topology.link(self.slice, index).kind == "d2d" else self.timing.hop_ps
+            for index in links
+        )
+
+    def _build(self, source: int, src: MemorySpace, target: int, dst: MemorySpace) -> Route:
+        ends = [self.hbm(d) for d, space in ((source, src), (target, dst)) if space is MemorySpace.HBM]
+        if source == target:
+            kind, links, warns = direction_class(src, dst), (), False
+        else:
+            kind = "remote"
+            way = topology.route(self.slice, self.devices[source], self.devices[target])
+            links, warns = way.links, way.warns
+        path = Path((*ends, *(self.link(index) for index in links)), self.timing.rate(kind))
+        return Route(kind, path, self.timing.start_ps(kind), self._latency(links), links, warns)

@@ -1,0 +1,448 @@
+"""One core executing a native kernel: the backend behind the kernel language on the simulated machine."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tpusim.backend import RawSite
+from tpusim.descriptors import AsyncCopyDescriptor, user_site
+from tpusim.errors import (
+    CollectiveIdError,
+    DescriptorError,
+    DeviceIdError,
+    NotModelledError,
+    OptionError,
+    SemaphoreKindError,
+    ShapeMismatchError,
+)
+from tpusim.findings import Kind
+from tpusim.machine.calls import Scope
+from tpusim.machine.core import Core
+from tpusim.machine.memory import BufferSpec, Region, sentinel
+from tpusim.machine.semaphores import Semaphore
+from tpusim.native.refs import BarrierRef, DynamicSlice, Ref, SemaphoreRef, require_vector_memory
+from tpusim.simulated_numpy import SimulatedNumpy
+from tpusim.specs import MemorySpace, SemaphoreType, is_scratch_type
+from tpusim.units import cycles_ps
+from tpusim.values import Array, Scalar
+
+if TYPE_CHECKING:
+    from tpusim.native.simulate import Program
+
+
+class Executor:
+    """Executes one device's kernel; implements :class:`tpusim.backend.Backend`."""
+
+    __slots__ = (
+        "_axis_index", "_charges", "call", "core", "coords", "cores", "grid_index", "machine", "np", "program",
+        "scope_path", "suspend",
+    )  # fmt: skip
+
+    def __init__(self, program: Program, core: Core, suspend: Callable[[], object]) -> None:
+        self.program = program
+        self.core = core
+        self.machine = core.machine
+        self.cores = core.machine.cores
+        self.call = program.call
+        self.coords = core.machine.coordinates(core.device)
+        self.suspend = suspend
+        self.grid_index: tuple[int, ...] = ()
+        self.scope_path: tuple[Any, ...] = ()
+        self.np: Any = SimulatedNumpy(self)
+        self._charges = program.charges
+        self._axis_index: dict[Any, Scalar] = {}
+
+    # -- places ---------------------------------------------------------------------------------
+
+    def axis_index(self, axis: str | tuple[str, ...]) -> Scalar:
+        """This device's coordinate, row-major over several axes."""
+        found = self._axis_index.get(axis)
+        if found is None:
+            index = 0
+            sizes = self.program.axis_sizes
+            for name in self._axis_names(axis):
+                index = index * sizes[name] + self.coords[list(sizes).index(name)]
+            found = self._axis_index[axis] = Scalar(index)
+        return found
+
+    def axis_size(self, axis: str | tuple[str, ...]) -> int:
+        """Number of devices along the axes."""
+        size = 1
+        for name in self._axis_names(axis):
+            size *= self.program.axis_sizes[name]
+        return size
+
+    def _axis_names(self, axis: str | tuple[str, ...]) -> tuple[str, ...]:
+        names = (axis,) if isinstance(axis, str) else tuple(axis)
+        for name in names:
+            if name not in self.program.axis_sizes:
+                raise OptionError(f"there is no mesh axis {name!r}; the kernel has {tuple(self.program.axis_sizes)}")
+        return names
+
+    def program_id(self, axis: int) -> Scalar:
+        """This step's index along a grid axis."""
+        self._check_grid_axis(axis)
+        return Scalar(self.grid_index[axis])
+
+    def num_programs(self, axis: int) -> int:
+        """Steps along a grid axis."""
+        self._check_grid_axis(axis)
+        return self.program.declared.grid[axis]
+
+    def _check_grid_axis(self, axis: int) -> None:
+        if not 0 <= axis < len(self.program.declared.grid):
+            raise OptionError(f"grid axis {axis} of a kernel with grid {self.program.declared.grid}")
+
+    def ds(self, start: Any, size: int, stride: int | None) -> DynamicSlice:
+        """A slice with its start resolved."""
+        if type(start) is Scalar:
+            start = start.value
+        if type(start) is not int or type(size) is not int:
+            start, size = _static(start, "ds start"), _static(size, "ds size")
+        return DynamicSlice((start, size)) if stride is None or stride == 1 else DynamicSlice((start, size, stride))
+
+    # -- memory ---------------------------------------------------------------------------------
+
+    def load(self, region: Region) -> Any:
+        """The value of a region now."""
+        require_vector_memory(region, "load")
+        site = user_site()
+        buffer = self.core.buffers[region.spec.position]
+        racing = self.core.load(buffer, region, site)
+        array = buffer.array
+        if not region.shape:
+            return self._scalar_of(region, array)
+        if array is None:
+            return Array(self, None, region.shape, region.spec.dtype)
+        value = array[region.index].copy()
+        if racing is not None and racing.dst is buffer:
+            value[...] = sentinel(region.spec.dtype)
+        return Array(self, value, region.shape, region.spec.dtype)
+
+    def _scalar_of(self, region: Region, array: np.ndarray[Any, Any] | None) -> Scalar:
+        if array is None:
+            raise NotModelledError(f"data=False: the kernel needs the value of {region}; run it with data=True")
+        return Scalar(array[region.index].item(), region.spec.dtype)
+
+    def store(self, region: Region, value: Any) -> None:
+        """Write a value to a region."""
+        require_vector_memory(region, "store")
+        buffer = self.core.buffers[region.spec.position]
+        self.core.store(buffer, region, user_site())
+        shape, data = _shape_and_data(value)
+        if shape != region.shape and shape != ():
+            raise ShapeMismatchError(f"store of shape {shape} to {region} of shape {region.shape}")
+        dtype = getattr(value, "dtype", None)
+        if dtype is not None and dtype != region.spec.dtype and not getattr(value, "weak", False):
+            raise ShapeMismatchError(
+                f"store of {np.dtype(dtype).name} to {region}, which holds {region.spec.dtype.name}: use .astype(...)"
+            )
+        if buffer.array is not None and data is not None:
+            buffer.array[region.index] = data
+
+    def charge(self, op: str, dtype: np.dtype[Any], shapes: Any, out_shape: Any) -> None:
+        """Charge one array operation to the core."""
+        key = (op, dtype, shapes, out_shape)
+        cost = self._charges.get(key)
+        if cost is None:
+            timing = self.machine.timing
+            cost = self._charges[key] = timing.cycles(timing.costs.cycles(op, dtype, shapes, out_shape))
+        self.core.compute(cost, op, user_site())
+
+    # -- copies ---------------------------------------------------------------------------------
+
+    def made(self, descriptor: AsyncCopyDescriptor, site: RawSite) -> None:
+        """Check a descriptor and remember its line until some device uses one made there."""
+        src, dst = descriptor.src_ref, descriptor.dst_ref
+        if type(src) is not Ref or type(dst) is not Ref:
+            bad, name = (src, "src_ref") if type(src) is not Ref else (dst, "dst_ref")
+            raise DescriptorError(
+                f"{name} is {type(bad).__name__}, not a ref: give the kernel's argument itself or ref.at[...], "
+                "not a loaded value"
+            )
+        if src.region.shape != dst.region.shape:
+            raise ShapeMismatchError(
+                f"copy from {src.region} of shape {src.region.shape} to {dst.region} of shape {dst.region.shape}"
+            )
+        if src.region.spec.dtype != dst.region.spec.dtype:
+            raise ShapeMismatchError(
+                f"copy from {src.region} of {src.region.spec.dtype.name} to {dst.region} of "
+                f"{dst.region.spec.dtype.name}"
+            )
+        self._dma_semaphore(descriptor.dst_sem)
+        if descriptor.src_sem is not None:
+            self._dma_semaphore(descriptor.src_sem)
+        self.program.descriptor_sites.setdefault(site, False)
+        descriptor.site = site
+
+    def _dma_semaphore(self, ref: Any) -> SemaphoreRef:
+        if type(ref) is not SemaphoreRef:
+            raise SemaphoreKindError(f"a copy needs a DMA semaphore, not {type(ref).__name__}")
+        if ref.spec.kind is not SemaphoreType.DMA:
+            raise SemaphoreKindError(
+                f"a copy needs a DMA semaphore; {ref.spec.name} is a {ref.spec.kind.value} semaphore"
+            )
+        if ref.shape:
+            raise SemaphoreKindError(
+                f"a copy needs one semaphore; {ref.spec.name} is an array of shape {ref.shape}: pick one with .at[...]"
+            )
+        return ref
+
+    def _used(self, descriptor: AsyncCopyDescriptor) -> None:
+        site = descriptor.site
+        if site is not None:
+            self.program.descriptor_sites[site] = True
+
+    def start(self, descriptor: AsyncCopyDescriptor, priority: int, add: bool, site: RawSite) -> None:
+        """Start its copy."""
+        self._used(descriptor)
+        core = self.core
+        src, dst = descriptor.src_ref.region, descriptor.dst_ref.region
+        src_buffer = core.buffers[src.spec.position]
+        dst_ref, src_ref = descriptor.dst_sem, descriptor.src_sem
+        if src_ref is None:
+            dst_sem = core.semaphores[dst_ref.spec.position][dst_ref.flat]
+            src_sem, dst_buffer = None, core.buffers[dst.spec.position]
+        else:
+            target = self.resolve_device(descriptor.device_id)
+            dst_buffer = self.call.buffers[target][dst.spec.position]
+            dst_sem = self.call.semaphores[target][dst_ref.spec.position][dst_ref.flat]
+            src_sem = core.semaphores[src_ref.spec.position][src_ref.flat]
+        if priority or add:
+            self._check_start(priority, add, src_sem is not None, site)
+        core.start(src_buffer, src, dst_buffer, dst, src_sem, dst_sem, site, priority, add)
+
+    def _check_start(self, priority: Any, add: bool, remote: bool, site: RawSite) -> None:
+        if isinstance(priority, bool) or not isinstance(priority, int) or priority < 0:
+            raise DescriptorError(f"priority is 0 or 1, not {priority!r}")
+        if priority > 1 or (priority and remote):
+            what = "on a remote copy" if remote else "above 1"
+            self.machine._report(
+                Kind.UNSUPPORTED, f"priority={priority} {what} is not supported on TPU.", self.core.device, site
+            )
+        if add:
+            self.machine._report(
+                Kind.UNSUPPORTED, "add=True is not supported on a TensorCore.", self.core.device, site
+            )
+
+    def wait_send(self, descriptor: AsyncCopyDescriptor, site: RawSite) -> None:
+        """Wait until its source has been read."""
+        self._used(descriptor)
+        ref = descriptor.src_sem
+        core = self.core
+        if not core.wait(core.semaphores[ref.spec.position][ref.flat], descriptor.src_ref.region.nbytes, site):
+            self.suspend()
+
+    def wait_recv(self, descriptor: AsyncCopyDescriptor, site: RawSite) -> None:
+        """Wait until its destination has been written on this device."""
+        self._used(descriptor)
+        ref = descriptor.dst_sem
+        core = self.core
+        if not core.wait(core.semaphores[ref.spec.position][ref.flat], descriptor.dst_ref.region.nbytes, site):
+            self.suspend()
+
+    # -- devices --------------------------------------------------------------------------------
+
+    def resolve_device(self, device_id: Any) -> int:
+        """The row-major mesh index a device id names; raises ``DeviceIdError``."""
+        sizes = self.program.sizes
+        if type(device_id) is tuple:
+            if len(device_id) != len(sizes):
+                raise DeviceIdError(
+                    f"device_id {_plain(device_id)} has {len(device_id)} coordinates; the mesh has "
+                    f"{len(sizes)} axes {tuple(self.program.axis_sizes)}"
+                )
+            index = 0
+            for part, size in zip(device_id, sizes, strict=True):
+                value = part.value if type(part) is Scalar else part
+                if not 0 <= value < size:
+                    raise DeviceIdError(
+                        f"device_id {_plain(device_id)} names no device: the mesh is {self.program.mesh_text}"
+                    )
+                index = index * size + value
+            return index
+        if isinstance(device_id, Mapping):
+            return self.resolve_device(self._named_coordinates(device_id))
+        if len(sizes) > 1:
+            raise DeviceIdError(
+                f"device_id is an int but the mesh has several axes {tuple(self.program.axis_sizes)}: use a tuple "
+                "with one coordinate per axis, or a dict"
+            )
+        return self.resolve_device((device_id,))
+
+    def _named_coordinates(self, device_id: Mapping[Any, Any]) -> tuple[int, ...]:
+        axis_sizes = self.program.axis_sizes
+        coords = dict(zip(axis_sizes, self.coords, strict=True))
+        for key, value in device_id.items():
+            index = value.value if type(value) is Scalar else value
+            names = (key,) if isinstance(key, str) else tuple(key)
+            for name in names:
+                if name not in axis_sizes:
+                    raise DeviceIdError(f"device_id names axis {name!r}; the mesh has {tuple(axis_sizes)}")
+            span = self.axis_size(names)
+            if not 0 <= index < span:
+                raise DeviceIdError(
+                    f"device_id {_plain(device_id)} names no device: the mesh is {self.program.mesh_text}"
+                )
+            for name in reversed(names):
+                index, coords[name] = divmod(index, axis_sizes[name])
+        return tuple(coords.values())
+
+    # -- semaphores -----------------------------------------------------------------------------
+
+    def _counter(self, ref: Any, device: int, verb: str) -> Semaphore:
+        if type(ref) is BarrierRef:
+            return self.machine.barrier_semaphore(ref.collective_id, device)
+        if type(ref) is not SemaphoreRef:
+            raise SemaphoreKindError(f"semaphore_{verb} needs a semaphore, not {type(ref).__name__}")
+        if ref.shape:
+            raise SemaphoreKindError(
+                f"semaphore_{verb} needs one semaphore; {ref.spec.name} is an array of shape {ref.shape}: pick one "
+                "with .at[...]"
+            )
+        if ref.spec.kind is SemaphoreType.DMA and verb != "read":
+            raise SemaphoreKindError(
+                f"semaphore_{verb} on DMA semaphore {ref.spec.name}: use a descriptor's start and wait, or declare "
+                "SemaphoreType.REGULAR"
+            )
+        return self.call.semaphores[device][ref.spec.position][ref.flat]
+
+    def semaphore_signal(self, sem: Any, inc: Any, device_id: Any, core_index: Any, site: RawSite) -> None:
+        """Add to a semaphore."""
+        if core_index is not None and _static(core_index, "core_index") != 0:
+            raise NotModelledError("semaphore_signal(core_index=...): each device has one core here")
+        device = self.core.device if device_id is None else self.resolve_device(device_id)
+        amount = _static(inc, "inc")
+        if amount < 0:
+            raise SemaphoreKindError(f"semaphore_signal adds a non-negative amount, not {amount}")
+        self.core.signal(self._counter(sem, device, "signal"), amount, site)
+
+    def semaphore_wait(self, sem: Any, value: Any, site: RawSite) -> None:
+        """Take from a semaphore."""
+        amount = _static(value, "value")
+        if amount < 0:
+            raise SemaphoreKindError(f"semaphore_wait takes a non-negative value, not {amount}")
+        if not self.core.wait(self._counter(sem, self.core.device, "wait"), amount, site):
+            self.suspend()
+
+    def semaphore_read(self, sem: Any, site: RawSite) -> Scalar:
+        """Its value now, in global time."""
+        if not self.core.join():
+            self.suspend()
+        return Scalar(self._counter(sem, self.core.device, "read").value)
+
+    def get_barrier_semaphore(self, site: RawSite) -> BarrierRef:
+        """The barrier semaphore of the kernel's collective id."""
+        collective_id = self.program.kernel.collective_id
+        if collective_id is None:
+            raise CollectiveIdError(
+                f"{self.program.kernel.name} uses the barrier semaphore and has no collective_id: give the kernel "
+                "collective_id=0 (another number for each kernel that synchronises differently)"
+            )
+        self.core.compute(self.machine.timing.barrier_ps, "barrier lookup", site)
+        return BarrierRef(collective_id)
+
+    # -- control --------------------------------------------------------------------------------
+
+    def when(self, condition: Any, body: Callable[[], None]) -> None:
+        """Run ``body`` if the condition holds."""
+        if condition.value if type(condition) is Scalar else _static(condition, "condition"):
+            body()
+
+    def fori_loop(self, lower: Any, upper: Any, body: Callable[[Any, Any], Any], init: Any, unroll: Any) -> Any:
+        """Run the loop; each index is a tracked scalar."""
+        carry = init
+        for index in range(_static(lower, "lower"), _static(upper, "upper")):
+            carry = body(Scalar(index), carry)
+        return carry
+
+    def run_scoped(self, body: Callable[..., Any], types: tuple[Any, ...], kw_types: dict[str, Any]) -> Any:
+        """Run ``body`` with the scope's buffers, whose storage is fixed by the place of the call."""
+        names = [*_parameter_names(body, len(types)), *kw_types]
+        declared = [*types, *kw_types.values()]
+        for name, item in zip(names, declared, strict=True):
+            if not is_scratch_type(item):
+                raise OptionError(f"run_scoped: {name} is {item!r}; give VMEM(shape, dtype) or a SemaphoreType")
+        outer_path = self.scope_path
+        key = (*outer_path, user_site(), tuple(declared))
+        call, device = self.call, self.core.device
+        outer = call.scopes.get(outer_path)
+        scope = call.scope(key, outer, names, declared)
+        call.enter_scope(scope, device)
+        self.scope_path = key
+        try:
+            refs = [self.ref_to(item) for item in scope.items]
+            return body(*refs[: len(types)], **dict(zip(kw_types, refs[len(types) :], strict=True)))
+        finally:
+            self.scope_path = outer_path
+            self._leave(scope)
+
+    def _leave(self, scope: Scope) -> None:
+        self.call.leave_scope(scope, self.core.device)
+
+    def ref_to(self, item: Any) -> Ref | SemaphoreRef:
+        """A ref to a buffer or to semaphores of this call."""
+        if isinstance(item, BufferSpec):
+            return Ref(self, item.whole)
+        return SemaphoreRef(item, 0, item.shape)
+
+    def delay(self, nanos: Any) -> None:
+        """Do nothing for a while."""
+        self.core.delay(_static(nanos, "nanos") * 1000, user_site())
+
+    def debug_print(self, fmt: str, args: tuple[Any, ...]) -> None:
+        """Log a line with device and time."""
+        if not self.core.join():
+            self.suspend()
+        values = [getattr(value, "value", getattr(value, "data", value)) for value in args]
+        text = fmt.format(*values) if "{" in fmt else " ".join([fmt, *map(str, values)])
+        self.program.log(self.core, text)
+
+    def cycles_ps(self, count: int) -> int:
+        """Time of a number of cycles of this chip."""
+        return cycles_ps(count, self.machine.timing.clock_hz)
+
+
+def _static(value: Any, what: str) -> int:
+    if type(value) is Scalar:
+        value = value.value
+    if isinstance(value, bool | np.bool_):
+        return int(value)
+    try:
+        return int(value.__index__())
+    except AttributeError:
+        raise ShapeMismatchError(f"{what} must be an integer scalar, not {type(value).__name__}") from None
+
+
+def _plain(device_id: Any) -> Any:
+    """A device id with tracked scalars as numbers, for messages."""
+    if isinstance(device_id, Mapping):
+        return {key: getattr(value, "value", value) for key, value in device_id.items()}
+    return tuple(getattr(part, "value", part) for part in device_id)
+
+
+def _shape_and_data(value: Any) -> tuple[tuple[int, ...], Any]:
+    if isinstance(value, Array):
+        return value.shape, value.data
+    if isinstance(value, Scalar):
+        return (), value.value
+    array = np.asarray(value)
+    return array.shape, array
+
+
+def _parameter_names(body: Callable[..., Any], count: int) -> list[str]:
+    try:
+        names = [
+            p.name
+            for p in inspect.signature(body).parameters.values()
+            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
+    except (TypeError, ValueError):
+        names = []
+    return (names + [f"scoped{i}" for i in range(len(names), count)])[:count]
+
+

@@ -1,0 +1,388 @@
+"""Run a native kernel: shard the arrays, put one greenlet on each core, collect the outputs."""
+
+from __future__ import annotations
+
+import contextvars
+import inspect
+from collections.abc import Callable, Sequence
+from itertools import product
+from types import TracebackType
+from typing import Any
+
+import greenlet
+import numpy as np
+
+from tpusim.backend import use
+from tpusim.declare import Declared, resolve
+from tpusim.errors import CollectiveIdError, FindingError, NotModelledError, OptionError
+from tpusim.findings import Finding, Kind, Where
+from tpusim.machine.core import Core
+from tpusim.machine.memory import BufferSpec, fresh_array, holds_sentinel
+from tpusim.machine.semaphores import SemaphoreSpec
+from tpusim.native.executor import Executor
+from tpusim.native.scan import Scanned, scan
+from tpusim.options import RunOptions
+from tpusim.program import Kernel
+from tpusim.result import Result
+from tpusim.session import Session
+from tpusim.specs import MemoryRef, MemorySpace, SemaphoreType, ShapeDtypeStruct, as_dtype
+from tpusim.units import Duration
+
+
+def simulate(
+    kernel: Kernel,
+    arrays: Sequence[Any],
+    options: dict[str, Any],
+    progress: Callable[[int, int], None] | None = None,
+) -> Result:
+    """Run ``kernel`` on GLOBAL ``arrays``; see :meth:`tpusim.Kernel.simulate`."""
+    chosen = RunOptions.of(options)
+    session = Session(chosen, kernel.axes)
+    program = Program(kernel, arrays, session)
+    program.launch()
+    try:
+        return session.finish(program.outputs, program.unused_descriptors, progress)
+    finally:
+        program.close()
+
+
+class Program:
+    """One call of a native kernel on every device of a machine."""
+
+    def __init__(self, kernel: Kernel, arrays: Sequence[Any], session: Session) -> None:
+        self.kernel = kernel
+        self.session = session
+        self.machine = session.machine
+        self.axis_sizes = session.place.axis_sizes
+        self.sizes = tuple(self.axis_sizes.values())
+        self.mesh_text = ", ".join(f"{axis}={size}" for axis, size in self.axis_sizes.items())
+        self.charges: dict[Any, int] = {}
+        self.descriptor_sites: dict[Any, bool] = {}
+        self.inputs = [_as_input(array, position) for position, array in enumerate(arrays)]
+        shapes = [ShapeDtypeStruct(array.shape, array.dtype) for array in self.inputs]
+        self.declared: Declared = resolve(kernel, shapes, self.axis_sizes)
+        self._refuse_blocks()
+        self.scanned: Scanned = scan(kernel.fn, self.declared, self.axis_sizes)
+        self._check_collective_id()
+        self.call = self.machine.new_call(kernel.name, kernel.vmem_limit_bytes)
+        self.names = _argument_names(kernel.fn)
+        self.windows_in: list[tuple[BufferSpec, BufferSpec]] = []
+        self.windows_out: list[tuple[BufferSpec, BufferSpec]] = []
+        self.globals: list[np.ndarray[Any, Any] | None] = []
+        self.greenlets: list[greenlet.greenlet] = []
+        self.arguments: list[BufferSpec | SemaphoreSpec] = []
+        self._build()
+
+    # -- building -------------------------------------------------------------------------------
+
+    def _refuse_blocks(self) -> None:
+        for spec in (*self.declared.in_specs, *self.declared.out_specs):
+            if spec.block_shape is not None:
+                raise NotModelledError(
+                    f"{self.kernel.name}: BlockSpec with a block shape (grid pipelines) is not modelled for native "
+                    "kernels yet; copy blocks with make_async_copy"
+                )
+
+    def _check_collective_id(self) -> None:
+        kernel = self.kernel
+        if kernel.collective_id is not None and not self.scanned.uses_barrier:
+            self.machine.report(
+                Finding(
+                    Kind.COLLECTIVE_ID,
+                    f"{kernel.name} has collective_id={kernel.collective_id} and never calls get_barrier_semaphore(): "
+                    "the compiler refuses a collective_id that is not used; leave it out.",
+                    where=_definition(kernel.fn),
+                )
+            )
+
+    def _build(self) -> None:
+        declared, call = self.declared, self.call
+        count = len(self.inputs)
+        names = self.names + [f"arg{i}" for i in range(len(self.names), count + len(declared.out_shards))]
+        outputs: list[BufferSpec] = []
+        for position, shard in enumerate(declared.in_shards):
+            space = _memory(declared.in_specs[position].memory_space)
+            self.arguments.append(self._input(names[position], position, shard, space))
+        for position, shard in enumerate(declared.out_shards):
+            name = names[count + position]
+            space = _memory(declared.out_specs[position].memory_space)
+            outputs.append(self._output(name, position, shard, space))
+        self.arguments += outputs
+        offset = count + len(outputs)
+        for position, item in enumerate(declared.scratch):
+            index = offset + position
+            name = names[index] if index < len(names) else f"scratch{position}"
+            self.arguments.append(call.add_scratch(name, item))
+        if self.windows_in or self.windows_out:
+            windows = max(len(self.windows_in), len(self.windows_out))
+            self.window_sem = call.add_semaphores("window", SemaphoreType.DMA, (windows,))
+        if self.needs_entry_barrier:
+            self.entry_sem = call.add_semaphores("entry barrier", SemaphoreType.REGULAR, ())
+
+    def _input(self, name: str, position: int, shard: ShapeDtypeStruct, space: MemorySpace) -> BufferSpec:
+        array = self.inputs[position]
+        aliased = position in self.declared.aliases
+        writes = position in self.scanned.written or aliased
+        keep = self.machine.data or space is MemorySpace.SMEM
+        if keep and isinstance(array, ShapeDtypeStruct):
+            raise OptionError(
+                f"{self.kernel.name}: input {position} ({name}) lives in SMEM and needs real values even with data=False"
+                if space is MemorySpace.SMEM
+                else f"{self.kernel.name}: input {position} ({name}) is a shape without data: give an array or data=False"
+            )
+        shards: list[Any] = [None] * len(self.machine.cores)
+        if keep:
+            indices = self._shard_indices(self.declared.shard_in[position], shard)
+            shards = [array[index].copy() if writes else array[index] for index in indices]
+        return self._operand(name, shard, space, shards, self.windows_in, initialised=True)
+
+    def _output(self, name: str, position: int, shard: ShapeDtypeStruct, space: MemorySpace) -> BufferSpec:
+        source = next((i for i, o in self.declared.aliases.items() if o == position), None)
+        if source is not None:
+            spec = self.arguments[source]
+            assert isinstance(spec, BufferSpec)  # noqa: S101  # arguments up to here are buffers
+            self.globals.append(None)
+            return spec
+        shape = self.declared.out_globals[position]
+        shards: list[Any] = [None] * len(self.machine.cores)
+        if self.machine.data:
+            whole = fresh_array(shape.shape, shape.dtype)
+            self.globals.append(whole)
+            seen: set[Any] = set()
+            for device, index in enumerate(self._shard_indices(self.declared.shard_out[position], shard)):
+                key = tuple(part.start for part in index)
+                shards[device] = whole[index] if key not in seen else fresh_array(shard.shape, shard.dtype)
+                seen.add(key)
+        else:
+            self.globals.append(None)
+        return self._operand(name, shard, space, shards, self.windows_out, initialised=False)
+
+    def _operand(
+        self,
+        name: str,
+        shard: ShapeDtypeStruct,
+        space: MemorySpace,
+        shards: list[Any],
+        windows: list[tuple[BufferSpec, BufferSpec]],
+        *,
+        initialised: bool,
+    ) -> BufferSpec:
+        """An argument in HBM; one declared in VMEM or SMEM gets a window there and a copy from or to HBM."""
+        in_hbm = MemoryRef(MemorySpace.HBM, shard.shape, shard.dtype)
+        outer = self.call.add_buffer(name, in_hbm, shards, is_operand=True, initialised=initialised)
+        if space is MemorySpace.HBM:
+            return outer
+        inner = self.call.add_buffer(name, MemoryRef(space, shard.shape, shard.dtype), is_operand=True)
+        windows.append((outer, inner))
+        return inner
+
+    def _shard_indices(
+        self, dims: tuple[tuple[str, ...], ...], shard: ShapeDtypeStruct
+    ) -> list[tuple[slice, ...]]:
+        """For each device the part of a global array it holds."""
+        axes = list(self.axis_sizes)
+        found = []
+        for coords in product(*(range(size) for size in self.sizes)):
+            index = []
+            for names, extent in zip(dims, shard.shape, strict=True):
+                block = 0
+                for name in names:
+                    block = block * self.axis_sizes[name] + coords[axes.index(name)]
+                index.append(slice(block * extent, (block + 1) * extent))
+            found.append(tuple(index))
+        return found
+
+    @property
+    def needs_entry_barrier(self) -> bool:
+        """Whether the compiler would put a barrier of all devices at the start."""
+        return self.scanned.is_remote and not self.scanned.uses_barrier and len(self.machine.cores) > 1
+
+    # -- running --------------------------------------------------------------------------------
+
+    def launch(self) -> None:
+        """Put a greenlet with the kernel on each core."""
+        context = contextvars.copy_context()
+        hub = greenlet.getcurrent()
+        for core in self.machine.cores:
+            executor = Executor(self, core, hub.switch)
+            thread = greenlet.greenlet(self._body(executor))
+            thread.gr_context = context.copy()
+            self.greenlets.append(thread)
+            self.machine.launch(core, thread.switch)
+
+    def close(self) -> None:
+        """End the greenlets of a run that stopped early."""
+        for thread in self.greenlets:
+            if thread:
+                thread.throw(greenlet.GreenletExit)
+        self.greenlets.clear()
+
+    def _body(self, executor: Executor) -> Callable[[], None]:
+        core = executor.core
+        refs = [executor.ref_to(item) for item in self.arguments]
+
+        def run() -> None:
+            try:
+                with use(executor):
+                    self.call.enter(core.device)
+                    if self.needs_entry_barrier:
+                        self._entry_barrier(executor)
+                    self._move_windows(executor, [(a, b) for a, b in self.windows_in])
+                    for step in product(*(range(size) for size in self.declared.grid)):
+                        executor.grid_index = step
+                        self.kernel.fn(*refs)
+                    self._move_windows(executor, [(b, a) for a, b in self.windows_out])
+                    self.machine.exit(core)
+            except FindingError as error:
+                raise self._placed(error, core) from None
+
+        return run
+
+    def _entry_barrier(self, executor: Executor) -> None:
+        """The compiler's implicit barrier: all signal device 0, which waits for them and signals each."""
+        core = executor.core
+        site = (self.kernel.fn.__code__, 0)
+        table = self.call.semaphores
+        position = self.entry_sem.position
+        own = table[core.device][position][0]
+        if core.device == 0:
+            if not core.wait(own, len(table) - 1, site):
+                executor.suspend()
+            for peer in range(1, len(table)):
+                core.signal(table[peer][position][0], 1, site)
+        else:
+            core.signal(table[0][position][0], 1, site)
+            if not core.wait(own, 1, site):
+                executor.suspend()
+
+    def _move_windows(self, executor: Executor, moves: list[tuple[BufferSpec, BufferSpec]]) -> None:
+        """Copies between HBM and the windows of whole-array VMEM and SMEM arguments."""
+        core = executor.core
+        site = (self.kernel.fn.__code__, 0)
+        waits = []
+        for slot, (src, dst) in enumerate(moves):
+            semaphore = core.semaphores[self.window_sem.position][slot]
+            source, target = core.buffers[src.position], core.buffers[dst.position]
+            core.start(source, src.whole, target, dst.whole, None, semaphore, site)
+            waits.append((semaphore, dst.whole.nbytes))
+        for semaphore, amount in waits:
+            if not core.wait(semaphore, amount, site):
+                executor.suspend()
+
+    def _placed(self, error: FindingError, core: Core) -> FindingError:
+        """``error`` with device, time and the user's line, where it does not say them itself."""
+        finding = error.finding
+        if finding.where is not None:
+            return error
+        where = user_line(error.__traceback__) or _definition(self.kernel.fn)
+        placed = Finding(
+            finding.kind,
+            finding.message,
+            device=finding.device or self.machine.coordinates(core.device),
+            argument=finding.argument,
+            where=where,
+            time_ps=core.now if finding.time_ps is None else finding.time_ps,
+        )
+        return type(error)(placed, findings=[*self.machine.findings, placed])
+
+    def log(self, core: Core, text: str) -> None:
+        """Keep a line that a kernel printed."""
+        line = f"[device {self.machine.coordinates(core.device)}, t = {Duration(core.now)}] {text}"
+        self.session.printed.append(line)
+        for hook in self.machine.hooks.logged:
+            hook(core, line)
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def unused_descriptors(self) -> list[Finding]:
+        """Lines that make descriptors of which no device ever used one."""
+        return [
+            Finding(
+                Kind.UNUSED_DESCRIPTOR,
+                "the descriptor made here was never started or waited for, on any device.",
+                where=_where(site),
+            )
+            for site, used in self.descriptor_sites.items()
+            if not used
+        ]
+
+    def outputs(self) -> tuple[Any, ...] | None:
+        """GLOBAL output arrays."""
+        if not self.machine.data:
+            return None
+        count = len(self.inputs)
+        made = []
+        for position, whole in enumerate(self.globals):
+            if whole is None:
+                whole = self._assemble(position)
+            name = self.names[count + position] if count + position < len(self.names) else f"output {position}"
+            if holds_sentinel(whole):
+                self.machine.report(
+                    Finding(
+                        Kind.UNINITIALISED,
+                        f"output {name} holds memory that nobody ever wrote (shown as NaN or a sentinel).",
+                        argument=name,
+                    )
+                )
+            made.append(whole)
+        return tuple(made)
+
+    def _assemble(self, position: int) -> np.ndarray[Any, Any]:
+        """The global array of an output that shares its buffer with an input."""
+        shape = self.declared.out_globals[position]
+        source = next(i for i, o in self.declared.aliases.items() if o == position)
+        spec = self.arguments[source]
+        outer = next((a for a, b in self.windows_in if b is spec), spec)
+        whole = np.empty(shape.shape, shape.dtype)
+        indices = self._shard_indices(self.declared.shard_out[position], self.declared.out_shards[position])
+        for device in reversed(range(len(indices))):
+            whole[indices[device]] = self.call.buffers[device][outer.position].array
+        return whole
+
+
+def _as_input(array: Any, position: int) -> Any:
+    if isinstance(array, ShapeDtypeStruct):
+        return array
+    if hasattr(array, "shape") and hasattr(array, "dtype") and not isinstance(array, np.ndarray):
+        if not hasattr(array, "__array__"):
+            return ShapeDtypeStruct(array.shape, array.dtype)
+        array = np.asarray(array)
+    array = np.asarray(array)
+    if array.dtype == object:
+        raise OptionError(f"input {position} is no array: {array!r:.60}")
+    wide = {"float64": "float32", "int64": "int32", "uint64": "uint32"}.get(array.dtype.name)
+    return array.astype(as_dtype(wide)) if wide else array
+
+
+def _memory(space: MemorySpace | None) -> MemorySpace:
+    return MemorySpace.HBM if space is MemorySpace.ANY or space is None else space
+
+
+def _argument_names(fn: Callable[..., None]) -> list[str]:
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+
+def _definition(fn: Any) -> Where | None:
+    code = getattr(fn, "__code__", None)
+    return Where(code.co_filename, code.co_firstlineno) if code is not None else None
+
+
+def _where(site: Any) -> Where | None:
+    from tpusim.machine.machine import where_of
+
+    return where_of(site)
+
+
+def user_line(traceback: TracebackType | None) -> Where | None:
+    """The innermost line of a traceback that is not tpusim's."""
+    found = None
+    while traceback is not None:
+        name = traceback.tb_frame.f_globals.get("__name__", "")
+        if not name.startswith("tpusim."):
+            found = Where(traceback.tb_frame.f_code.co_filename, traceback.tb_lineno)
+        traceback = traceback.tb_next
+    return found

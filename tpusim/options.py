@@ -1,0 +1,154 @@
+"""The run options: one set, same names in Python and on the command line."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from tpusim.chips import ChipSpec, load_chip
+from tpusim.errors import OptionError
+from tpusim.topology import Slice, mesh_devices
+from tpusim.units import Duration
+
+LATER = {
+    "schedule": "schedules other than the default one",
+    "faults": "fault injection",
+    "checks": "the observed-schedule race judge",
+    "replay": "replay of a schedule",
+    "compute": "compiler-exact compute cost",
+}
+"""Options of the interface that have nothing behind them yet."""
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How to run a program on the simulated machine.
+
+    ``slice``: ``"v5e:4x4"``; default the smallest v5e slice with enough devices for ``mesh``.
+    ``mesh``: sizes of the kernel's axes, ``{"x": 4}``, ``"x=2,y=4"`` or one int.
+    ``layout``: how the mesh lies on the slice: ``auto``, ``ring``, ``row-major`` or chip coordinates.
+    ``cores``: ``megacore`` or ``split`` (v4, v5p).  ``seed``: of everything random in a run.
+    ``set``: overrides of chip numbers, ``{"ici.link_bandwidth": 90e9}``.  ``chip``: an own TOML file.
+    ``data``: carry array contents.  ``on_finding``: ``raise`` or ``record``.
+    ``max_time``: simulated microseconds.  ``max_events``: events of the simulation.
+    """
+
+    slice: str | Slice | None = None
+    mesh: Mapping[str, int] | str | int | None = None
+    layout: str | Sequence[Sequence[int]] = "auto"
+    cores: Literal["megacore", "split"] = "megacore"
+    seed: int = 0
+    set: Mapping[str, Any] = field(default_factory=dict)
+    chip: str | None = None
+    data: bool = True
+    on_finding: Literal["raise", "record"] = "raise"
+    max_time: float | None = None
+    max_events: int | None = None
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> RunOptions:
+        """Checked options; raises ``OptionError`` for one that does not exist or cannot be."""
+        known = {item.name for item in fields(cls)}
+        for name in options:
+            if name in known:
+                continue
+            if name in LATER:
+                raise OptionError(f"option {name!r}: {LATER[name]} cannot be chosen in this version of tpusim.")
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f" Did you mean {close[0]!r}?" if close else f" There are: {', '.join(sorted(known))}."
+            raise OptionError(f"there is no run option {name!r}.{hint}")
+        made = cls(**options)
+        made._check()
+        return made
+
+    def _check(self) -> None:
+        if self.on_finding not in ("raise", "record"):
+            raise OptionError(f"on_finding is 'raise' or 'record', not {self.on_finding!r}")
+        if self.cores not in ("megacore", "split"):
+            raise OptionError(f"cores is 'megacore' or 'split', not {self.cores!r}")
+        for name in ("max_time", "max_events"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or value <= 0):
+                raise OptionError(f"{name} is a positive number, not {value!r}")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise OptionError(f"seed is an integer, not {self.seed!r}")
+
+    @property
+    def max_ps(self) -> int | None:
+        """``max_time`` in picoseconds."""
+        return None if self.max_time is None else int(Duration.of(us=self.max_time))
+
+    def place(self, axes: Sequence[str]) -> Place:
+        """The slice, chip and mesh for a program with these mesh axes."""
+        wanted = self._mesh_sizes(axes)
+        if self.slice is None:
+            sizes = wanted or dict.fromkeys(axes, 1) | {axes[0]: 4}
+            total = 1
+            for size in sizes.values():
+                total *= size
+            slice_ = Slice.smallest("v5e", total, self.cores)
+            sizes = wanted or sizes
+        else:
+            slice_ = self.slice if isinstance(self.slice, Slice) else Slice.parse(self.slice, self.cores)
+            sizes = wanted or _default_sizes(slice_, axes)
+        chip = load_chip(self.chip or slice_.chip, dict(self.set))
+        devices = mesh_devices(slice_, tuple(sizes.values()), self.layout)
+        return Place(slice_, chip, sizes, devices, self.layout)
+
+    def _mesh_sizes(self, axes: Sequence[str]) -> dict[str, int] | None:
+        mesh = self.mesh
+        if mesh is None:
+            return None
+        if isinstance(mesh, int) and not isinstance(mesh, bool):
+            mesh = {axes[0]: mesh} if len(axes) == 1 else {}
+        elif isinstance(mesh, str):
+            mesh = parse_mesh(mesh)
+        if not isinstance(mesh, Mapping) or set(mesh) != set(axes):
+            example = ",".join(f"{axis}=2" for axis in axes)
+            raise OptionError(f"mesh needs a size for each axis of the kernel, such as {example!r}; got {self.mesh!r}")
+        for axis, size in mesh.items():
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise OptionError(f"mesh: axis {axis!r} needs a positive size, not {size!r}")
+        return {axis: mesh[axis] for axis in axes}
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """``"x=2,y=4"`` -> ``{"x": 2, "y": 4}``."""
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        axis, equals, size = part.partition("=")
+        if not equals or not size.strip().isdigit():
+            raise OptionError(f"mesh: {part!r} is not of the form axis=size, as in 'x=2,y=4'")
+        sizes[axis.strip()] = int(size)
+    return sizes
+
+
+def _default_sizes(slice_: Slice, axes: Sequence[str]) -> dict[str, int]:
+    """One axis takes every device of the slice, several take its axes in order."""
+    if len(axes) == 1:
+        return {axes[0]: slice_.num_devices}
+    shape = list(slice_.shape)
+    if slice_.devices_per_chip > 1:
+        shape.append(slice_.devices_per_chip)
+    if len(axes) > len(shape):
+        raise OptionError(
+            f"the kernel has {len(axes)} mesh axes and {slice_} has {len(shape)}: say mesh="
+            f"{','.join(f'{axis}=...' for axis in axes)!r}"
+        )
+    while len(shape) > len(axes):
+        last = shape.pop()
+        shape[-1] *= last
+    return dict(zip(axes, shape, strict=True))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a program runs: slice, chip, mesh axis sizes, and the slice's device at each mesh position."""
+
+    slice: Slice
+    chip: ChipSpec
+    axis_sizes: dict[str, int]
+    devices: tuple[int, ...]
+    layout: str | Sequence[Sequence[int]]

@@ -1,0 +1,86 @@
+"""Interpret mode from outside: a child process with its own virtual devices and a time limit.
+
+JAX's interpret mode hangs where a kernel deadlocks, keeps its state after an error, and needs its
+devices to be declared before jax starts; so every run gets a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tpusim.errors import OptionError, TpuSimError
+from tpusim.specs import as_dtype
+
+_LAST_LINES = 12
+
+
+class InterpretError(TpuSimError):
+    """JAX's interpret mode ended with an error; the message holds the last lines it wrote."""
+
+
+class InterpretTimeoutError(InterpretError, TimeoutError):
+    """JAX's interpret mode did not end in time; it hangs where a kernel deadlocks."""
+
+
+def interpret_in_subprocess(
+    file: str, mesh: Mapping[str, int], arrays: Sequence[Any], timeout_s: float = 120
+) -> tuple[np.ndarray[Any, Any], ...]:
+    """The GLOBAL outputs of ``path.py[:name]`` for GLOBAL ``arrays``, through Pallas's TPU interpret mode.
+
+    ``mesh`` maps axis names to sizes.  Raises :class:`OptionError` where this Python has no jax,
+    :class:`InterpretError`, or :class:`InterpretTimeoutError` after ``timeout_s`` seconds.
+    """
+    if find_spec("jax") is None:
+        raise OptionError("interpret mode needs jax in this Python: pip install 'tpusim[pallas]'")
+    mesh_text = ",".join(f"{name}={size}" for name, size in mesh.items())
+    with tempfile.TemporaryDirectory(prefix="tpusim_") as folder:
+        inputs, outputs = Path(folder, "in.npz"), Path(folder, "out.npz")
+        save_arrays(inputs, arrays)
+        command = [sys.executable, "-m", "tpusim.pallas.run", file, "--mesh", mesh_text]
+        command += ["--inputs", str(inputs), "--outputs", str(outputs)]
+        try:
+            child = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise InterpretTimeoutError(
+                f"{file}: no result from JAX's interpret mode on {mesh_text} within {timeout_s:g} s; "
+                "it hangs where a kernel deadlocks"
+            ) from error
+        if child.returncode != 0 or not outputs.exists():
+            lines = [line for line in child.stderr.splitlines() if line.strip()][-_LAST_LINES:]
+            raise InterpretError("\n  ".join([f"{file}: interpret mode failed on {mesh_text}:", *lines]))
+        return load_arrays(outputs)
+
+
+def declare_host_devices(count: int) -> None:
+    """Give this process ``count`` virtual CPU devices; raises :class:`OptionError` once jax is imported."""
+    if "jax" in sys.modules:
+        raise OptionError("the virtual devices of the host must be declared before jax is imported")
+    flags = [f for f in os.environ.get("XLA_FLAGS", "").split() if "host_platform_device_count" not in f]
+    os.environ["XLA_FLAGS"] = " ".join([*flags, f"--xla_force_host_platform_device_count={count}"])
+    os.environ["JAX_PLATFORMS"] = "cpu"
+
+
+def save_arrays(path: Path, arrays: Sequence[Any]) -> None:
+    """Write arrays to one ``.npz``; types that NumPy does not know go as bytes with their name."""
+    named: dict[str, Any] = {}
+    for i, value in enumerate(arrays):
+        array = np.ascontiguousarray(value).reshape(np.shape(value))
+        is_extension = array.dtype.kind == "V"
+        named[f"{i}:{array.dtype.name}"] = array.view(f"u{array.dtype.itemsize}") if is_extension else array
+    np.savez(path, **named)
+
+
+def load_arrays(path: Path) -> tuple[np.ndarray[Any, Any], ...]:
+    """The arrays that :func:`save_arrays` wrote, in order."""
+    with np.load(path, allow_pickle=False) as stored:
+        keys = sorted(stored.files, key=lambda key: int(key.partition(":")[0]))
+        return tuple(stored[key].view(as_dtype(key.partition(":")[2])) for key in keys)

@@ -1,0 +1,54 @@
+"""The child process of interpret mode.
+
+``python -m tpusim.pallas.run FILE[:name] --mesh x=4 --inputs in.npz --outputs out.npz``
+
+Reads GLOBAL input arrays, runs the kernel through Pallas's TPU interpret mode on virtual CPU devices
+and writes its GLOBAL outputs.  An error goes to standard error, its message last; exit status 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import traceback
+from math import prod
+from pathlib import Path
+from types import TracebackType
+
+from tpusim.options import parse_mesh
+from tpusim.pallas.host import declare_host_devices, load_arrays, save_arrays
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run one kernel file and write its outputs."""
+    parser = argparse.ArgumentParser(prog="python -m tpusim.pallas.run", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("file", help="path.py[:name]")
+    parser.add_argument("--mesh", required=True, help="sizes of the kernel's axes: x=4 or x=2,y=2")
+    parser.add_argument("--inputs", type=Path, help="GLOBAL input arrays (.npz); default: the file's inputs()")
+    parser.add_argument("--outputs", type=Path, required=True, help="where to write the GLOBAL outputs (.npz)")
+    options = parser.parse_args(arguments)
+    sizes = parse_mesh(options.mesh)
+    declare_host_devices(prod(sizes.values()))
+
+    import jax
+
+    from tpusim.kernel_file import load_file
+
+    sys.excepthook = lambda kind, error, frames: _report(options.file, kind, error, frames)
+    loaded = load_file(options.file)
+    arrays = load_arrays(options.inputs) if options.inputs else loaded.inputs()
+    mesh = jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(jax.sharding.AxisType.Auto,) * len(sizes))
+    outputs = loaded.kernel.pallas(mesh, interpret=True)(*arrays)
+    save_arrays(options.outputs, outputs if isinstance(outputs, tuple) else (outputs,))
+
+
+def _report(file: str, kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
+    """The lines of the user's file, then the error: what a reader of the last lines needs."""
+    path = (Path(file.rpartition(":")[0]) if ".py:" in file else Path(file)).resolve()
+    mine = [frame for frame in traceback.extract_tb(frames) if Path(frame.filename).resolve() == path]
+    sys.stderr.write("".join(traceback.format_list(mine)))
+    sys.stderr.write("".join(traceback.format_exception_only(kind, error)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""What a run gives: data, time, findings, and the events behind them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tpusim.findings import Finding, Severity
+from tpusim.machine.fabric import Resource
+from tpusim.options import Place
+from tpusim.topology import layout_summary
+from tpusim.units import Duration, format_bytes, json_safe
+
+if TYPE_CHECKING:
+    from tpusim.trace.log import EventLog
+
+
+@dataclass(frozen=True)
+class CallRecord:
+    """One kernel call: its name, and how long it took from the first device's entry to the last one's exit."""
+
+    name: str
+    time: Duration
+
+
+@dataclass(frozen=True)
+class Utilisation:
+    """Shares of the run's time, 0 to 1: the busiest and the mean link and HBM, the mean core's compute."""
+
+    links_max: float
+    links_mean: float
+    hbm_max: float
+    hbm_mean: float
+    core_mean: float
+    busiest_link: str | None
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of a run.
+
+    ``outputs``: a tuple of GLOBAL NumPy arrays, or ``None`` where the run did not reach its end or
+    carried no data.  ``time``: from the start to the last core's exit.  ``interval_us``, ``token`` and
+    ``lower_bound`` are ``None`` where nothing is known.  ``wall_s``: seconds the simulation took here.
+    """
+
+    outputs: tuple[Any, ...] | None
+    time: Duration
+    findings: tuple[Finding, ...]
+    calls: tuple[CallRecord, ...]
+    trace: EventLog
+    place: Place
+    seed: int
+    wall_s: float
+    links: tuple[Resource, ...] = ()
+    hbms: tuple[Resource, ...] = ()
+    lower_bound: Duration | None = None
+    interval_us: tuple[float, float] | None = None
+    token: str | None = None
+    printed: tuple[str, ...] = field(default=(), repr=False)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the run reached its end without a finding of severity error."""
+        return not any(finding.severity is Severity.ERROR for finding in self.findings)
+
+    @property
+    def time_us(self) -> float:
+        """Simulated microseconds."""
+        return self.time.us
+
+    @property
+    def lower_bound_us(self) -> float | None:
+        """Lower bound of the same operation on this slice, in microseconds."""
+        return None if self.lower_bound is None else self.lower_bound.us
+
+    @property
+    def ratio(self) -> float | None:
+        """Time over its lower bound."""
+        return None if not self.lower_bound else self.time / self.lower_bound
+
+    @property
+    def slice(self) -> str:
+        """The slice of the run, ``"v5e:4x4"``."""
+        return str(self.place.slice)
+
+    @property
+    def dmas(self) -> int:
+        """Copies started."""
+        return len(self.trace.copies)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of data that all copies together moved, without padding."""
+        return sum(copy.dst_region.nbytes for copy in self.trace.copies)
+
+    def utilisation(self) -> Utilisation:
+        """How busy links, HBM and cores were."""
+        seconds = self.time.s or 1.0
+        shares = [(r.busy_bytes / r.capacity / seconds, r.name) for r in self.links]
+        hbms = [r.busy_bytes / r.capacity / seconds for r in self.hbms]
+        cores = {copy.core for copy in self.trace.copies} | {compute.core for compute in self.trace.computes}
+        busy = [core.compute_ps / self.time for core in cores] if self.time else []
+        top = max(shares, default=(0.0, None))
+        return Utilisation(
+            links_max=top[0],
+            links_mean=_mean([share for share, _ in shares]),
+            hbm_max=max(hbms, default=0.0),
+            hbm_mean=_mean(hbms),
+            core_mean=_mean(busy),
+            busiest_link=top[1],
+        )
+
+    @property
+    def report(self) -> str:
+        """The run in a few lines of text."""
+        use = self.utilisation()
+        place = self.place
+        hops = layout_summary(place.slice, tuple(place.axis_sizes.values()), place.devices)
+        mesh = ", ".join(f"{axis}={size}" for axis, size in place.axis_sizes.items())
+        layout = place.layout if isinstance(place.layout, str) else "given coordinates"
+        lines = [
+            f"{self.slice}, mesh {mesh}, layout {layout} (at most {max(hops, default=0)} hops to a neighbour)",
+            f"time         {self.time}   (datasheet and fitted figures, see `tpusim chips {place.chip.name}`)",
+        ]
+        if self.lower_bound is not None:
+            lines.append(f"lower bound  {self.lower_bound}   ({self.ratio:.2f}x)")
+        lines.append(f"copies       {self.dmas}, {format_bytes(self.bytes)}")
+        busiest = f"{use.links_max:.0%} {use.busiest_link}, mean {use.links_mean:.0%}" if self.links else "not used"
+        lines += [
+            f"links        {busiest}",
+            f"HBM          {use.hbm_max:.0%} at most, mean {use.hbm_mean:.0%}",
+            f"cores        {use.core_mean:.0%} computing",
+        ]
+        lines += [finding.explain() for finding in self.findings] or ["findings     none"]
+        return "\n".join(lines)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready fields of the run."""
+        use = self.utilisation()
+        values = {
+            "ok": self.ok,
+            "time_us": self.time_us,
+            "interval_us": self.interval_us,
+            "lower_bound_us": self.lower_bound_us,
+            "ratio": self.ratio,
+            "dmas": self.dmas,
+            "bytes": self.bytes,
+            "findings": [finding.as_dict() for finding in self.findings],
+            "chip": self.place.chip.name,
+            "slice": self.slice,
+            "mesh": self.place.axis_sizes,
+            "layout": self.place.layout,
+            "seed": self.seed,
+            "token": self.token,
+            "wall_s": self.wall_s,
+            "calls": [{"name": call.name, "time_us": call.time.us} for call in self.calls],
+            "utilisation": {
+                "links_max": use.links_max,
+                "links_mean": use.links_mean,
+                "hbm_max": use.hbm_max,
+                "hbm_mean": use.hbm_mean,
+                "core_mean": use.core_mean,
+                "busiest_link": use.busiest_link,
+            },
+        }
+        safe: dict[str, Any] = json_safe(values)
+        return safe
+
+    def to_json(self) -> str:
+        """The run as JSON; without NaN or Infinity."""
+        return json.dumps(self.as_dict(), allow_nan=False)
+
+    def __repr__(self) -> str:
+        state = "ok" if self.ok else "; ".join(sorted({str(f.kind) for f in self.findings}))
+        return f"Result({state}, {self.time}, {self.dmas} copies on {self.slice})"
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

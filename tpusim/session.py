@@ -1,0 +1,101 @@
+"""One run from options to result: build the machine, run it, judge what it left behind.
+
+Native and captured programs share this; they differ only in how they put programs on the cores.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tpusim.errors import FindingError, error_for
+from tpusim.findings import Finding, Kind, Severity
+from tpusim.judges.deadlock import find_deadlock
+from tpusim.judges.exit_audit import audit_exit
+from tpusim.machine.machine import Machine
+from tpusim.options import Place, RunOptions
+from tpusim.result import CallRecord, Result
+from tpusim.trace.log import EventLog
+from tpusim.units import Duration
+
+
+class Session:
+    """A machine for one run, with its event log; ``finish`` runs it and gives the `Result`."""
+
+    def __init__(self, options: RunOptions, axes: Sequence[str]) -> None:
+        self.options = options
+        self.place: Place = options.place(axes)
+        self.log = EventLog()
+        self.printed: list[str] = []
+        self.machine = Machine(
+            self.place.slice,
+            self.place.chip,
+            self.place.axis_sizes,
+            self.place.devices,
+            data=options.data,
+            on_finding=options.on_finding,
+            observers=[self.log],
+            max_events=options.max_events,
+            max_ps=options.max_ps,
+        )
+
+    def finish(
+        self,
+        body: Callable[[], tuple[Any, ...] | None],
+        before_exit: Callable[[], Sequence[Finding]] = lambda: (),
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Result:
+        """Run ``body`` (which launches and runs the machine and collects outputs), then the judges.
+
+        Raises the first error finding; its ``result`` is what there is.  With ``on_finding="record"``
+        returns the result in every case.
+        """
+        machine = self.machine
+        outputs: tuple[Any, ...] | None = None
+        started = time.perf_counter()
+        failure: FindingError | None = None
+        try:
+            machine.run_limited(progress)
+        except FindingError as error:
+            failure = error
+            if error.finding not in machine.findings:
+                machine.findings.append(error.finding)
+        wall_s = time.perf_counter() - started
+        if failure is None:
+            failure = self._judge(before_exit)
+        if failure is None or failure.finding.kind in (Kind.LEAK, Kind.UNWAITED):
+            outputs = body()
+        result = self._result(outputs, wall_s)
+        if failure is not None and (machine.raises or failure.finding.kind is Kind.NOT_MODELLED):
+            failure.findings = list(machine.findings)
+            failure.result = result
+            raise failure
+        return result
+
+    def _judge(self, before_exit: Callable[[], Sequence[Finding]]) -> FindingError | None:
+        machine = self.machine
+        deadlock = find_deadlock(machine, self.log)
+        found = [deadlock] if deadlock is not None else [*before_exit(), *audit_exit(machine, self.log)]
+        machine.findings += found
+        errors = [finding for finding in found if finding.severity is Severity.ERROR]
+        return error_for(errors[0]) if errors else None
+
+    def _result(self, outputs: tuple[Any, ...] | None, wall_s: float) -> Result:
+        machine = self.machine
+        ended = max((core.exited_ps if core.exited_ps >= 0 else core.now for core in machine.cores), default=0)
+        return Result(
+            outputs=outputs,
+            time=Duration(max(ended, machine.env.now if outputs is None else 0)),
+            findings=tuple(machine.findings),
+            calls=tuple(CallRecord(call.name, Duration(ended)) for call in machine.calls),
+            trace=self.log,
+            place=self.place,
+            seed=self.options.seed,
+            wall_s=wall_s,
+            links=tuple(machine.wiring.links.values()),
+            hbms=tuple(machine.wiring.hbms.values()),
+            printed=tuple(self.printed),
+        )
+
+
