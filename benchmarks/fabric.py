@@ -1,7 +1,7 @@
 """What the fabric costs: host time of flows alone, without cores, semaphores or data.
 
-    python benchmarks/fabric.py                     # the quick cases
-    python benchmarks/fabric.py --torus             # and an all-to-all of 256 devices, a minute or two
+python benchmarks/fabric.py                     # the quick cases
+python benchmarks/fabric.py --torus             # and an all-to-all of 256 devices, a minute or two
 """
 
 from __future__ import annotations

@@ -48,7 +48,8 @@ def kernel(x_ref, o_ref, own_sem, send_sem, recv_sems):
     own.start()
     source, slot = x_ref, me
     for step in range(n - 1):
-        copy = make_async_remote_copy(source, o_ref.at[slot], send_sem, recv_sems.at[step], device_id=right)
+        place = source if step else o_ref.at[slot]
+        copy = make_async_remote_copy(source, place, send_sem, recv_sems.at[step], device_id=right)
         copy.start()
         copy.wait()
         slot = (slot - 1) % n  # where left's copy of this step has come to lie

@@ -6,6 +6,7 @@ from tpusim.descriptors import async_copy as async_copy
 from tpusim.descriptors import async_remote_copy as async_remote_copy
 from tpusim.descriptors import make_async_copy as make_async_copy
 from tpusim.descriptors import make_async_remote_copy as make_async_remote_copy
+from tpusim.descriptors import sync_copy as sync_copy
 from tpusim.language import axis_index as axis_index
 from tpusim.language import axis_size as axis_size
 from tpusim.language import debug_print as debug_print
@@ -19,7 +20,6 @@ from tpusim.language import run_scoped as run_scoped
 from tpusim.language import semaphore_read as semaphore_read
 from tpusim.language import semaphore_signal as semaphore_signal
 from tpusim.language import semaphore_wait as semaphore_wait
-from tpusim.language import sync_copy as sync_copy
 from tpusim.language import when as when
 from tpusim.language import where as where
 from tpusim.program import Kernel as Kernel

@@ -18,18 +18,19 @@ from pydantic_core import ArgsKwargs
 
 from tpusim.backend import RawSite, active
 from tpusim.errors import DescriptorError
+from tpusim.scalars import Scalar
+from tpusim.specs import SemaphoreType
 
+_getframe = sys._getframe
 PAIR_MESSAGE = "Either both or neither `src_sem` and `device_id` can be set."
 
 
 def _as_index(value: Any) -> Any:
     """A plain int for every integer; values that only a trace knows pass untouched."""
-    if type(value) is int:
+    if type(value) is int or type(value) is Scalar:
         return value
     if isinstance(value, bool | float | str):
         raise ValueError(f"a device id holds integers, not {value!r}")
-    if hasattr(value, "dtype") and not hasattr(value, "item"):
-        return value  # a tracked scalar
     try:
         return operator.index(value)
     except TypeError:
@@ -39,8 +40,9 @@ def _as_index(value: Any) -> Any:
 
 
 def _as_device_id(value: Any) -> Any:
-    if value is None:
-        return None
+    kind = type(value)
+    if value is None or kind is Scalar or kind is int:
+        return value
     if isinstance(value, tuple | list):
         return tuple(_as_index(coordinate) for coordinate in value)
     if isinstance(value, dict):
@@ -66,8 +68,8 @@ class AsyncCopyDescriptor(_Fields):
     ``src_sem`` and ``device_id`` are not given together, or a device id is no integer.
     """
 
-    site: RawSite | None = None
-    """Where it was made, for a descriptor that nobody ever uses."""
+    use: Any = None
+    """A note of the active backend about the line it was made at."""
 
     def __init__(
         self, src_ref: Any, dst_ref: Any, dst_sem: Any, src_sem: Any = None, device_id: Any = None
@@ -89,11 +91,13 @@ class AsyncCopyDescriptor(_Fields):
 
     def start(self, priority: int = 0, *, add: bool = False) -> None:
         """Start the copy.  ``priority`` 1 is served first; ``add`` adds to the destination."""
-        active().start(self, priority, add, user_site())
+        frame = _getframe(1)
+        active().start(self, priority, add, (frame.f_code, frame.f_lasti))
 
     def wait(self) -> None:
         """Wait until the source has been read (remote copies), then until the destination is written."""
-        backend, site = active(), user_site()
+        backend, frame = active(), _getframe(1)
+        site = (frame.f_code, frame.f_lasti)
         if self.src_sem is not None:
             backend.wait_send(self, site)
         backend.wait_recv(self, site)
@@ -102,11 +106,13 @@ class AsyncCopyDescriptor(_Fields):
         """Wait until the source of a remote copy has been read."""
         if self.src_sem is None:
             raise DescriptorError("Cannot `wait_send` on a local copy.")
-        active().wait_send(self, user_site())
+        frame = _getframe(1)
+        active().wait_send(self, (frame.f_code, frame.f_lasti))
 
     def wait_recv(self) -> None:
         """Wait until a copy of this size has been written to *this* device's ``dst_ref``."""
-        active().wait_recv(self, user_site())
+        frame = _getframe(1)
+        active().wait_recv(self, (frame.f_code, frame.f_lasti))
 
 
 def user_site() -> RawSite:
@@ -120,7 +126,8 @@ def user_site() -> RawSite:
 def make_async_copy(src_ref: Any, dst_ref: Any, sem: Any) -> AsyncCopyDescriptor:
     """Describe a copy on this device; ``sem`` counts the bytes written.  Nothing starts yet."""
     descriptor = AsyncCopyDescriptor(src_ref, dst_ref, sem)
-    active().made(descriptor, user_site())
+    frame = _getframe(1)
+    active().made(descriptor, (frame.f_code, frame.f_lasti))
     return descriptor
 
 
@@ -129,21 +136,38 @@ def make_async_remote_copy(
 ) -> AsyncCopyDescriptor:
     """Describe a copy from this device to ``dst_ref`` and ``recv_sem`` of the device ``device_id``."""
     descriptor = AsyncCopyDescriptor(src_ref, dst_ref, recv_sem, send_sem, device_id)
-    active().made(descriptor, user_site())
+    frame = _getframe(1)
+    active().made(descriptor, (frame.f_code, frame.f_lasti))
     return descriptor
 
 
 def async_copy(src_ref: Any, dst_ref: Any, sem: Any, *, priority: int = 0, add: bool = False) -> AsyncCopyDescriptor:
     """Make a local copy and start it."""
-    descriptor = make_async_copy(src_ref, dst_ref, sem)
-    descriptor.start(priority, add=add)
-    return descriptor
+    return _start_at(AsyncCopyDescriptor(src_ref, dst_ref, sem), user_site(), priority, add)
 
 
 def async_remote_copy(
     src_ref: Any, dst_ref: Any, send_sem: Any, recv_sem: Any, device_id: Any
 ) -> AsyncCopyDescriptor:
     """Make a remote copy and start it."""
-    descriptor = make_async_remote_copy(src_ref, dst_ref, send_sem, recv_sem, device_id)
-    descriptor.start()
+    return _start_at(AsyncCopyDescriptor(src_ref, dst_ref, recv_sem, send_sem, device_id), user_site())
+
+
+def _start_at(
+    descriptor: AsyncCopyDescriptor, site: RawSite, priority: int = 0, add: bool = False
+) -> AsyncCopyDescriptor:
+    backend = active()
+    backend.made(descriptor, site)
+    backend.start(descriptor, priority, add, site)
     return descriptor
+
+
+def sync_copy(src_ref: Any, dst_ref: Any) -> None:
+    """Copy on this device and wait until it is done."""
+    site = user_site()
+    backend = active()
+
+    def body(sem: Any) -> None:
+        backend.wait_recv(_start_at(AsyncCopyDescriptor(src_ref, dst_ref, sem), site), site)
+
+    backend.run_scoped(body, (SemaphoreType.DMA,), {})

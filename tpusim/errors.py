@@ -164,7 +164,7 @@ class InternalError(TpuSimError):
 
 
 _BY_KIND: dict[Kind, type[FindingError]] = {
-    cls.kind: cls for cls in (*FindingError.__subclasses__(), UnwaitedError)
+    cls.kind: cls for cls in [*FindingError.__subclasses__(), UnwaitedError]
 }
 
 

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tpusim.backend import active
-from tpusim.descriptors import make_async_copy, user_site
-from tpusim.specs import SemaphoreType
+from tpusim.descriptors import user_site
 
 AxisName = str | tuple[str, ...]
 
@@ -35,17 +34,6 @@ def num_programs(axis: int) -> int:
 def ds(start: Any, size: int, stride: int | None = None) -> Any:
     """A slice of ``size`` elements from ``start``, which may be a tracked scalar."""
     return active().ds(start, size, stride)
-
-
-def sync_copy(src_ref: Any, dst_ref: Any) -> None:
-    """Copy on this device and wait until it is done."""
-
-    def body(sem: Any) -> None:
-        descriptor = make_async_copy(src_ref, dst_ref, sem)
-        descriptor.start()
-        descriptor.wait()
-
-    active().run_scoped(body, (SemaphoreType.DMA,), {})
 
 
 def semaphore_signal(sem: Any, inc: Any = 1, *, device_id: Any = None, core_index: Any = None) -> None:

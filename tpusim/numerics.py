@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
-import ml_dtypes
 import numpy as np
 
 from tpusim.promotion import BOOL, FLOAT32, DType, kind_letter
@@ -23,12 +22,16 @@ _FLOAT64: Final = np.dtype(np.float64)
 
 def working_dtype(dtype: DType) -> DType:
     """The dtype in which NumPy computes for ``dtype``: float32 for small floats, a byte for 4-bit integers."""
+    if dtype.kind in "biu" or dtype == _FLOAT64:
+        return dtype
     letter = kind_letter(dtype)
-    if letter == "f":
-        return FLOAT32
-    if dtype.kind == "V":
-        return _INT8 if letter == "i" else _UINT8
-    return dtype
+    return FLOAT32 if letter == "f" else _INT8 if letter == "i" else _UINT8
+
+
+def integer_limits(dtype: DType) -> tuple[int, int]:
+    """The least and the greatest value of an integer dtype."""
+    bits = 4 if dtype.kind == "V" else 8 * dtype.itemsize
+    return (0, 2**bits - 1) if kind_letter(dtype) == "u" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
 def cast(array: NDArray, dtype: DType) -> NDArray:
@@ -37,16 +40,15 @@ def cast(array: NDArray, dtype: DType) -> NDArray:
     if source == dtype:
         return array
     if dtype is BOOL:
-        return np.not_equal(array.astype(working_dtype(source)), 0)
+        return np.asarray(array.astype(working_dtype(source)) != 0)
     with np.errstate(all="ignore"):
-        if source != _FLOAT64:
-            array = array.astype(working_dtype(source), copy=False)
+        array = array.astype(working_dtype(source), copy=False)
         if kind_letter(dtype) == "f":
             return array.astype(FLOAT32, copy=False).astype(dtype, copy=False)
         if array.dtype.kind == "f":
-            limits = ml_dtypes.iinfo(dtype)
+            lowest, highest = integer_limits(dtype)
             whole = np.nan_to_num(array.astype(_FLOAT64), nan=0.0, posinf=np.inf, neginf=-np.inf)
-            array = np.clip(whole, int(limits.min), int(limits.max)).astype(np.int64)
+            array = np.clip(whole, lowest, highest).astype(np.int64)
         return array.astype(working_dtype(dtype), copy=False).astype(dtype, copy=False)
 
 
@@ -68,8 +70,8 @@ def remainder(x: NDArray, y: NDArray) -> NDArray:
     """``x % y`` with the sign of ``y``; an integer by zero gives 0."""
     if x.dtype.kind == "f":
         truncated = np.fmod(x, y)
-        return np.where((truncated != 0) & ((truncated < 0) != (y < 0)), truncated + y, truncated)
-    return np.remainder(x, np.where(y == 0, y.dtype.type(1), y))
+        return np.asarray(np.where((truncated != 0) & ((truncated < 0) != (y < 0)), truncated + y, truncated))
+    return np.asarray(np.remainder(x, np.where(y == 0, y.dtype.type(1), y)))
 
 
 def power(x: NDArray, y: NDArray) -> NDArray:
@@ -104,11 +106,6 @@ def _is_outside(dtype: DType, y: NDArray) -> NDArray:
     return np.asarray((y < 0) | (y >= 8 * dtype.itemsize))
 
 
-def isinf(x: NDArray) -> NDArray:
-    """Whether an element is an infinity."""
-    return np.asarray(np.isinf(x))
-
-
 def contract(product: Callable[[NDArray, NDArray], Any], a: NDArray, b: NDArray, dtype: DType) -> NDArray:
     """A dot product ``product`` of ``a`` and ``b`` with result ``dtype``, accumulated in 32 bits or more.
 
@@ -128,3 +125,8 @@ def contract(product: Callable[[NDArray, NDArray], Any], a: NDArray, b: NDArray,
 def accumulator(dtype: DType) -> DType:
     """The dtype in which JAX sums ``dtype``: float32 for bf16 and f16."""
     return FLOAT32 if dtype.itemsize == 2 and kind_letter(dtype) == "f" else dtype
+
+
+def widened(array: NDArray) -> NDArray:
+    """``array`` in the dtype in which NumPy computes for it."""
+    return array.astype(working_dtype(array.dtype), copy=False)

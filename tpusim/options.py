@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from tpusim.chips import ChipSpec, load_chip
 from tpusim.errors import OptionError
-from tpusim.topology import Slice, mesh_devices
+from tpusim.topology import Layout, Slice, mesh_devices
 from tpusim.units import Duration
 
 LATER = {
@@ -37,7 +37,7 @@ class RunOptions:
 
     slice: str | Slice | None = None
     mesh: Mapping[str, int] | str | int | None = None
-    layout: str | Sequence[Sequence[int]] = "auto"
+    layout: Layout = "auto"
     cores: Literal["megacore", "split"] = "megacore"
     seed: int = 0
     set: Mapping[str, Any] = field(default_factory=dict)
@@ -151,4 +151,4 @@ class Place:
     chip: ChipSpec
     axis_sizes: dict[str, int]
     devices: tuple[int, ...]
-    layout: str | Sequence[Sequence[int]]
+    layout: Layout

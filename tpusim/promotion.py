@@ -66,7 +66,8 @@ def canonical_dtype(dtype: Any) -> DType:
     """``dtype`` as JAX stores it: 64-bit becomes 32-bit; raises ``NotModelledError`` for others, such as complex."""
     found = _CANONICAL.get(dtype) if isinstance(dtype, np.dtype) else _CANONICAL.get(as_dtype(dtype))
     if found is None:
-        raise NotModelledError(f"values of dtype {as_dtype(dtype).name} are not modelled; modelled: {', '.join(DTYPES)}")
+        name = as_dtype(dtype).name
+        raise NotModelledError(f"values of dtype {name} are not modelled; modelled: {', '.join(DTYPES)}")
     return found
 
 
@@ -99,7 +100,7 @@ def kind_of(operand: Any) -> Kind:
     cls = type(operand)
     if cls is int:
         if not INT32_MIN <= operand <= INT32_MAX:
-            raise OverflowError(f"the Python integer {operand} does not fit int32; give it a dtype: tpusim.np.uint32(x)")
+            raise OverflowError(f"the Python integer {operand} does not fit int32; write tpusim.np.uint32({operand})")
         return INT32, True
     if cls is float:
         return FLOAT32, True

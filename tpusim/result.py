@@ -13,6 +13,7 @@ from tpusim.topology import layout_summary
 from tpusim.units import Duration, format_bytes, json_safe
 
 if TYPE_CHECKING:
+    from tpusim.machine.core import Core
     from tpusim.trace.log import EventLog
 
 
@@ -53,8 +54,10 @@ class Result:
     place: Place
     seed: int
     wall_s: float
-    links: tuple[Resource, ...] = ()
-    hbms: tuple[Resource, ...] = ()
+    links: dict[str, Resource] = field(default_factory=dict, repr=False)
+    """Links used, by name such as ``(1,0)->(2,0)``."""
+    hbms: dict[str, Resource] = field(default_factory=dict, repr=False)
+    cores: tuple[Core, ...] = field(default=(), repr=False)
     lower_bound: Duration | None = None
     interval_us: tuple[float, float] | None = None
     token: str | None = None
@@ -98,10 +101,9 @@ class Result:
     def utilisation(self) -> Utilisation:
         """How busy links, HBM and cores were."""
         seconds = self.time.s or 1.0
-        shares = [(r.busy_bytes / r.capacity / seconds, r.name) for r in self.links]
-        hbms = [r.busy_bytes / r.capacity / seconds for r in self.hbms]
-        cores = {copy.core for copy in self.trace.copies} | {compute.core for compute in self.trace.computes}
-        busy = [core.compute_ps / self.time for core in cores] if self.time else []
+        shares = [(r.busy_bytes / r.capacity / seconds, name) for name, r in self.links.items()]
+        hbms = [r.busy_bytes / r.capacity / seconds for r in self.hbms.values()]
+        busy = [core.compute_ps / self.time for core in self.cores] if self.time else []
         top = max(shares, default=(0.0, None))
         return Utilisation(
             links_max=top[0],
@@ -114,7 +116,12 @@ class Result:
 
     @property
     def report(self) -> str:
-        """The run in a few lines of text."""
+        """The run in a few lines of text, its findings last."""
+        return "\n".join(self.summary + ([finding.explain() for finding in self.findings] or ["findings     none"]))
+
+    @property
+    def summary(self) -> list[str]:
+        """Place, time, lower bound, copies and utilisation: a line each, its name in the first 13 columns."""
         use = self.utilisation()
         place = self.place
         hops = layout_summary(place.slice, tuple(place.axis_sizes.values()), place.devices)
@@ -128,13 +135,12 @@ class Result:
             lines.append(f"lower bound  {self.lower_bound}   ({self.ratio:.2f}x)")
         lines.append(f"copies       {self.dmas}, {format_bytes(self.bytes)}")
         busiest = f"{use.links_max:.0%} {use.busiest_link}, mean {use.links_mean:.0%}" if self.links else "not used"
-        lines += [
+        return [
+            *lines,
             f"links        {busiest}",
             f"HBM          {use.hbm_max:.0%} at most, mean {use.hbm_mean:.0%}",
             f"cores        {use.core_mean:.0%} computing",
         ]
-        lines += [finding.explain() for finding in self.findings] or ["findings     none"]
-        return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready fields of the run."""

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tpusim.errors import NotModelledError, OptionError, ShapeMismatchError
+from tpusim.errors import OptionError, ShapeMismatchError
 from tpusim.numerics import NDArray, cast
 from tpusim.promotion import BOOL, INT32, INT32_MAX, INT32_MIN, DType, canonical_dtype, kind_letter
 from tpusim.traced import Traced
@@ -49,7 +49,7 @@ class Scalar(Traced):
         return f"a tracked {self.dtype.name} scalar"
 
     @property
-    def T(self) -> Scalar:  # noqa: N802 - jax.numpy's name
+    def T(self) -> Scalar:
         """The scalar itself."""
         return self
 
@@ -241,8 +241,11 @@ def scalar(value: Any, dtype: DType, weak: bool = False) -> Scalar:
 def is_scalar(operand: Any) -> bool:
     """Whether ``operand`` is a Python number, a NumPy scalar or a :class:`Scalar`."""
     cls = type(operand)
-    return cls is Scalar or cls in _PYTHON_NUMBERS or isinstance(operand, np.generic) or (
-        cls is np.ndarray and operand.ndim == 0
+    return (
+        cls is Scalar
+        or cls in _PYTHON_NUMBERS
+        or isinstance(operand, np.generic)
+        or (cls is np.ndarray and operand.ndim == 0)
     )
 
 
@@ -273,7 +276,7 @@ def power_of(base: Any, exponent: Any) -> Ufunc:
     if type(exponent) is not int:
         return _POWER
     if exponent < 0 and kind_letter(INTEGER_POW.resolve((base, exponent))[0]) != "f":
-        raise ShapeMismatchError(f"integers cannot be raised to the negative power {exponent}; convert to a float first")
+        raise ShapeMismatchError(f"integers cannot be raised to the negative power {exponent}; make the base a float")
     return INTEGER_POW
 
 
@@ -297,8 +300,3 @@ def captured_constant(array: NDArray) -> OptionError:
         f"a kernel cannot capture the constant array of shape {array.shape}: Pallas refuses it too. Pass it as an "
         "input, or build it from tpusim.np.arange, full and where."
     )
-
-
-def unmodelled(name: str, instead: str) -> NotModelledError:
-    """The error for a part of jax.numpy that tpusim lacks."""
-    return NotModelledError(f"{name} is not modelled; {instead}")

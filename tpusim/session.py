@@ -56,7 +56,7 @@ class Session:
         started = time.perf_counter()
         failure: FindingError | None = None
         try:
-            machine.run_limited(progress)
+            machine.run(progress)
         except FindingError as error:
             failure = error
             if error.finding not in machine.findings:
@@ -93,8 +93,9 @@ class Session:
             place=self.place,
             seed=self.options.seed,
             wall_s=wall_s,
-            links=tuple(machine.wiring.links.values()),
-            hbms=tuple(machine.wiring.hbms.values()),
+            links={machine.wiring.link_name(index): link for index, link in machine.wiring.links.items()},
+            hbms={hbm.name: hbm for hbm in machine.wiring.hbms.values()},
+            cores=tuple(machine.cores),
             printed=tuple(self.printed),
         )
 

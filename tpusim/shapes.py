@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from types import EllipsisType
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -71,33 +70,44 @@ def reshaped(shape: Shape, new_shape: Any) -> Shape:
     return wanted
 
 
-def dot(a: Shape, b: Shape) -> Shape:
-    """The shape of ``jax.numpy.dot``."""
-    if not a or not b:
-        return a + b
-    inner = b[-2] if len(b) > 1 else b[0]
-    if a[-1] != inner:
-        raise ShapeMismatchError(f"dot: shapes {a} and {b} do not contract: {a[-1]} against {inner}")
-    return a[:-1] + (b[:-2] + b[-1:] if len(b) > 1 else ())
+class Contraction(NamedTuple):
+    """A dot product: the shape of its result, and those of the two operands of the equivalent matrix product."""
+
+    shape: Shape
+    matrices: tuple[Shape, Shape]
 
 
-def matmul(a: Shape, b: Shape) -> Shape:
-    """The shape of ``jax.numpy.matmul``."""
+def dot(a: Shape, b: Shape) -> Contraction:
+    """``jax.numpy.dot`` of operands with at least one dimension."""
+    _check_inner("dot", a, b)
+    rows, columns = a[:-1], b[:-2] + b[-1:] if len(b) > 1 else ()
+    return Contraction(rows + columns, ((math.prod(rows), a[-1]), (a[-1], math.prod(columns))))
+
+
+def matmul(a: Shape, b: Shape) -> Contraction:
+    """``jax.numpy.matmul``."""
     if not a or not b:
         raise ShapeMismatchError(f"matmul: operands need at least one dimension, not shapes {a} and {b}")
+    _check_inner("matmul", a, b)
+    batch = broadcast("matmul", (a[:-2], b[:-2]))
+    rows, columns = a[-2:-1], b[-1:] if len(b) > 1 else ()
+    matrices = (*batch, math.prod(rows), a[-1]), (*batch, a[-1], math.prod(columns))
+    return Contraction(batch + rows + columns, matrices)
+
+
+def _check_inner(name: str, a: Shape, b: Shape) -> None:
     inner = b[-2] if len(b) > 1 else b[0]
     if a[-1] != inner:
-        raise ShapeMismatchError(f"matmul: shapes {a} and {b} do not contract: {a[-1]} against {inner}")
-    return broadcast("matmul", (a[:-2], b[:-2])) + a[-2:-1] + (b[-1:] if len(b) > 1 else ())
+        raise ShapeMismatchError(f"{name}: shapes {a} and {b} do not contract: {a[-1]} against {inner}")
 
 
-def einsum(subscripts: str, a: Shape, b: Shape) -> Shape:
-    """The shape of a two-operand einsum with explicit labels; ``...`` is not modelled."""
+def einsum(subscripts: str, a: Shape, b: Shape) -> Contraction:
+    """A two-operand einsum with explicit labels, each at most once in an operand; ``...`` is not modelled."""
     text = subscripts.replace(" ", "")
-    if "." in text:
-        raise NotModelledError(f"einsum {subscripts!r}: '...' is not modelled; write every label")
     inputs, arrow, output = text.partition("->")
     left, comma, right = inputs.partition(",")
+    if "." in text or len(set(left)) != len(left) or len(set(right)) != len(right):
+        raise NotModelledError(f"einsum {subscripts!r}: '...' and a label twice in one operand are not modelled")
     if not comma or len(left) != len(a) or len(right) != len(b):
         raise ShapeMismatchError(f"einsum {subscripts!r} does not fit operands of shapes {a} and {b}")
     sizes: dict[str, int] = {}
@@ -108,7 +118,16 @@ def einsum(subscripts: str, a: Shape, b: Shape) -> Shape:
         output = "".join(sorted(label for label in sizes if (left + right).count(label) == 1))
     if len(set(output)) != len(output) or not set(output) <= set(sizes):
         raise ShapeMismatchError(f"einsum {subscripts!r}: every output label must occur once, and in an operand")
-    return tuple(sizes[label] for label in output)
+
+    def total(labels: set[str]) -> int:
+        return math.prod(sizes[label] for label in labels)
+
+    both, kept = set(left) & set(right), set(output)
+    batch, inner = total(both & kept), total(both - kept)
+    rows, columns = total(set(left) - both), total(set(right) - both)
+    lead = (batch,) if both & kept else ()
+    matrices = (*lead, rows, inner), (*lead, inner, columns)
+    return Contraction(tuple(sizes[label] for label in output), matrices)
 
 
 class Indexing(NamedTuple):
@@ -169,7 +188,7 @@ def _slice_size(item: slice, size: int, primitives: set[str]) -> int:
 
 def _index_value(item: Any, axis: int, shape: Shape) -> int:
     value = getattr(item, "value", item) if isinstance(item, Traced) else item
-    if isinstance(value, bool | np.bool_ | EllipsisType | list | np.ndarray | Traced) or not hasattr(value, "__index__"):
+    if not isinstance(value, int | np.integer) or isinstance(value, bool):
         raise NotModelledError(
             f"indexing an Array with {_kind_of_index(item)} is not modelled; integers, slices with Python bounds, None "
             "and ... are"
@@ -177,7 +196,7 @@ def _index_value(item: Any, axis: int, shape: Shape) -> int:
     position, size = operator.index(value), shape[axis]
     if not -size <= position < size:
         raise OutOfBoundsError(
-            f"index {position} is out of bounds for dimension {axis} of an Array of shape {shape}, which has size {size}"
+            f"index {position} is out of bounds for dimension {axis} (size {size}) of an Array of shape {shape}"
         )
     return position
 

@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike
 
 from tpusim.errors import OptionError
 
-_EXTENSION_DTYPES = {
+_EXTENSION_DTYPES: dict[str, np.dtype[Any]] = {
     name: np.dtype(getattr(ml_dtypes, name))
     for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz", "int4", "uint4")
 }
@@ -22,7 +22,7 @@ _EXTENSION_DTYPES = {
 def as_dtype(dtype: DTypeLike | str) -> np.dtype[Any]:
     """``dtype`` as a NumPy dtype; knows JAX's extra names such as ``"bfloat16"``."""
     if isinstance(dtype, str) and dtype in _EXTENSION_DTYPES:
-        return _EXTENSION_DTYPES[dtype]
+        return np.dtype(_EXTENSION_DTYPES[dtype])
     return np.dtype(dtype)
 
 

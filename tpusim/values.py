@@ -11,17 +11,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 import numpy as np
 
 from tpusim import numerics, shapes
 from tpusim.errors import NotModelledError, OptionError, ShapeMismatchError, TracedValueError
 from tpusim.numerics import NDArray, cast
-from tpusim.promotion import BOOL, FLOAT32, INT32, DType, canonical_dtype, inexact, kind_letter, kind_of, promote, summed
+from tpusim.promotion import BOOL, FLOAT32, DType, canonical_dtype, inexact, kind_letter, kind_of, promote, summed
 from tpusim.scalars import (
-    Scalar, apply_to_scalars, captured_constant, from_numpy, is_scalar, power_of, to_numpy,
-)  # fmt: skip
+    Scalar,
+    apply_to_scalars,
+    captured_constant,
+    from_numpy,
+    is_scalar,
+    power_of,
+    to_numpy,
+)
 from tpusim.shapes import Shape
 from tpusim.traced import Traced
 from tpusim.ufuncs import UFUNCS, Rule, Ufunc
@@ -71,7 +77,7 @@ class Array(Traced):
         return math.prod(self.shape)
 
     @property
-    def T(self) -> Any:  # noqa: N802 - jax.numpy's name
+    def T(self) -> Any:
         """The array with its dimensions reversed."""
         return transpose(self.core, self, None)
 
@@ -118,9 +124,7 @@ class Array(Traced):
         numpy_key, shape, primitive = shapes.index(self.shape, key)
         if not primitive:
             return self
-        return run(
-            self.core, primitive, (self,), shape, self.dtype, lambda data: data[numpy_key], weak=self.weak
-        )
+        return run(self.core, primitive, (self,), shape, self.dtype, lambda data: data[numpy_key], weak=self.weak)
 
     def __setitem__(self, key: Any, value: Any) -> NoReturn:
         raise TracedValueError(
@@ -162,7 +166,7 @@ def known(value: Any, what: str) -> Any:
     if is_scalar(value):
         return value.item() if isinstance(value, np.generic | np.ndarray) else value
     if isinstance(value, Array) and not value.shape:
-        raise OptionError(f"{what} depends on the contents of an array, which a run with data=False lacks: use data=True")
+        raise OptionError(f"{what} depends on the contents of an array, which data=False leaves out: use data=True")
     raise ShapeMismatchError(f"{what} must be a scalar, not {shape_text(value)}")
 
 
@@ -183,11 +187,22 @@ def shape_of(operand: Any) -> Shape:
 
 
 def run(
-    core: Charger, primitive: str, operands: Sequence[Any], shape: Shape, dtype: DType,
-    compute: Callable[..., Any], *, weak: bool = False, charged_dtype: DType | None = None,
-) -> Any:  # fmt: skip
-    """Charge one primitive, compute it where there is data, and wrap the result."""
-    operand_shapes = tuple(map(shape_of, operands))
+    core: Charger,
+    primitive: str,
+    operands: Sequence[Any],
+    shape: Shape,
+    dtype: DType,
+    compute: Callable[..., Any],
+    *,
+    weak: bool = False,
+    charged_dtype: DType | None = None,
+    charged_shapes: tuple[Shape, ...] | None = None,
+) -> Any:
+    """Charge one primitive, compute it where there is data, and wrap the result.
+
+    It is charged for ``dtype`` and the operands' shapes unless told otherwise.
+    """
+    operand_shapes = charged_shapes or tuple(map(shape_of, operands))
     if shape or any(operand_shapes):
         core.charge(primitive, charged_dtype or dtype, operand_shapes, shape)
     data = [operand.data if type(operand) is Array else to_numpy(operand) for operand in operands]
@@ -200,12 +215,17 @@ def convert(core: Charger, operand: Any, dtype: DType) -> Any:
     """``operand`` in ``dtype``, not weak; costs nothing where it already has it."""
     if type(operand) is not Array:
         return from_numpy(cast(to_numpy(operand), dtype), dtype)
-    if operand.dtype is dtype:
+    if operand.dtype == dtype:
         return Array(core, operand.data, operand.shape, dtype) if operand.weak else operand
     return run(
-        core, "convert_element_type", (operand,), operand.shape, dtype, lambda data: cast(data, dtype),
+        core,
+        "convert_element_type",
+        (operand,),
+        operand.shape,
+        dtype,
+        lambda data: cast(data, dtype),
         charged_dtype=operand.dtype,
-    )  # fmt: skip
+    )
 
 
 def apply(core: Charger, ufunc: Ufunc, *operands: Any) -> Any:
@@ -221,12 +241,18 @@ def apply(core: Charger, ufunc: Ufunc, *operands: Any) -> Any:
     shape = shapes.broadcast(ufunc.name, operand_shapes)
     primitive = "ne" if ufunc.rule is Rule.LOGICAL else "convert_element_type"
     for operand, operand_shape in zip(operands, operand_shapes, strict=True):
-        if operand_shape and operand.dtype is not dtype:
+        if operand_shape and operand.dtype != dtype:
             core.charge(primitive, operand.dtype, (operand_shape,), operand_shape)
     return run(
-        core, ufunc.primitive, operands, shape, out_dtype, lambda *data: ufunc.compute(data, dtype, out_dtype),
-        weak=weak, charged_dtype=dtype,
-    )  # fmt: skip
+        core,
+        ufunc.primitive,
+        operands,
+        shape,
+        out_dtype,
+        lambda *data: ufunc.compute(data, dtype, out_dtype),
+        weak=weak,
+        charged_dtype=dtype,
+    )
 
 
 def reshape(core: Charger, operand: Any, new_shape: Any) -> Any:
@@ -250,10 +276,14 @@ def transpose(core: Charger, operand: Any, axes: Any) -> Any:
     return run(core, "transpose", (operand,), wanted, dtype, lambda data: data.transpose(order), weak=weak)
 
 
-_REDUCTIONS = {
-    "sum": ("reduce_sum", np.sum), "prod": ("reduce_prod", np.prod), "max": ("reduce_max", np.max),
-    "min": ("reduce_min", np.min), "any": ("reduce_or", np.any), "all": ("reduce_and", np.all),
-}  # fmt: skip
+_REDUCTIONS: Final[dict[str, tuple[str, Callable[..., Any]]]] = {
+    "sum": ("reduce_sum", np.sum),
+    "prod": ("reduce_prod", np.prod),
+    "max": ("reduce_max", np.max),
+    "min": ("reduce_min", np.min),
+    "any": ("reduce_or", np.any),
+    "all": ("reduce_and", np.all),
+}
 
 
 def reduce(core: Charger, name: str, operand: Any, axis: Any, dtype: Any, keepdims: bool) -> Any:
@@ -297,14 +327,22 @@ def matmul(core: Charger, a: Any, b: Any, preferred: Any) -> Any:
 
 
 def contract(
-    core: Charger, product: Callable[[NDArray, NDArray], Any], shape: Shape, a: Any, b: Any, preferred: Any
+    core: Charger, product: Callable[[NDArray, NDArray], Any], plan: shapes.Contraction, a: Any, b: Any, preferred: Any
 ) -> Any:
-    """A dot product as one ``dot_general``, accumulated in at least 32 bits."""
+    """A dot product as one ``dot_general``, accumulated in at least 32 bits.
+
+    It is charged for the shapes of the equivalent matrix product, batch dimensions first.
+    """
     dtype, weak = promote(a, b)
     out = canonical_dtype(preferred) if preferred is not None else dtype
     return run(
-        core, "dot_general", (a, b), shape, out, lambda x, y: numerics.contract(product, x, y, out),
-        weak=weak and preferred is None, charged_dtype=dtype,
-    )  # fmt: skip
-
-
+        core,
+        "dot_general",
+        (a, b),
+        plan.shape,
+        out,
+        lambda x, y: numerics.contract(product, x, y, out),
+        weak=weak and preferred is None,
+        charged_dtype=dtype,
+        charged_shapes=plan.matrices,
+    )

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tpusim.machine.dma import BEGIN, CORE, SIGNAL, Copy, Signal
+from tpusim.machine.dma import BEGIN, BEGIN_CALLBACKS, CORE, SIGNAL, Copy, Signal
 
 if TYPE_CHECKING:
     from tpusim.machine.calls import Call
@@ -38,8 +38,9 @@ class Core:
     """
 
     __slots__ = (
-        "_callbacks", "_ok", "blocked", "buffers", "call", "callbacks", "compute_ps", "device", "done",
-        "entered_ps", "env", "exited_ps", "machine", "now", "operations", "order", "resume", "semaphores",
+        "_blocked", "_callbacks", "_ok", "buffers", "call", "callbacks", "compute_ps", "device", "done",
+        "entered_ps", "env", "exited_ps", "issue_ps", "machine", "now", "operations", "order", "resume", "schedule",
+        "semaphores", "wait_ps",
     )  # fmt: skip
 
     def __init__(self, machine: Machine, device: int) -> None:
@@ -53,7 +54,10 @@ class Core:
         self.entered_ps = 0
         self.exited_ps = -1
         self.done = False
-        self.blocked: Blocked | None = None
+        self._blocked: tuple[Semaphore, int, int, Any] | None = None
+        self.issue_ps = machine.timing.issue_ps
+        self.wait_ps = machine.timing.wait_ps
+        self.schedule = machine.env.schedule
         self.call: Call | None = None
         self.buffers: list[Buffer] = []
         self.semaphores: list[list[Semaphore]] = []
@@ -61,6 +65,11 @@ class Core:
         self._ok = True
         self._callbacks: list[Any] = [self._joined]
         self.callbacks: Any = self._callbacks
+
+    @property
+    def blocked(self) -> Blocked | None:
+        """What it waits for, if it does."""
+        return None if self._blocked is None else Blocked._make(self._blocked)
 
     # -- memory ---------------------------------------------------------------------------------
 
@@ -70,7 +79,7 @@ class Core:
         self.operations += 1
         self.now += region.load_ps if region.load_ps >= 0 else self.machine.price_access(region)[0]
         if self.now > self.machine.max_ps:
-            self.machine.report_livelock(f"a core passed max_time at t = {self.now} ps")
+            self.machine.report_past_max_time()
         if racing is not None:
             self.machine.report_race(self, "load of", buffer, region, racing, site)
         for hook in self.machine.hooks.loaded:
@@ -97,7 +106,7 @@ class Core:
         self.operations += 1
         self.compute_ps += duration_ps
         if self.now > self.machine.max_ps:
-            self.machine.report_livelock(f"a core passed max_time at t = {self.now} ps")
+            self.machine.report_past_max_time()
         for hook in self.machine.hooks.computed:
             hook(self, operation, before, self.now, site)
 
@@ -147,13 +156,12 @@ class Core:
         src.reading.append(copy)
         dst.writing.append(copy)
         machine.copies_in_flight += 1
-        self.now = now = self.now + machine.timing.issue_ps
+        self.now = now = self.now + self.issue_ps
         for hook in machine.hooks.copy_started:
             hook(copy)
         copy.due = begin = now + route.start_ps
-        copy.callbacks = machine.begin_callbacks
-        env = self.env
-        env.schedule(copy, BEGIN + copy.key, begin - env.now)  # type: ignore[arg-type]  # duck-typed event
+        copy.callbacks = BEGIN_CALLBACKS
+        self.schedule(copy, BEGIN + copy.key, begin - self.env.now)
         return copy
 
     # -- semaphores -----------------------------------------------------------------------------
@@ -162,7 +170,7 @@ class Core:
         """Take ``amount``; ``False`` where the core must be suspended until it is there."""
         self.operations += 1
         before = self.now
-        self.now = now = before + self.machine.timing.wait_ps
+        self.now = now = before + self.wait_ps
         if semaphore.value >= amount:
             semaphore.value -= amount
             for hook in self.machine.hooks.waited:
@@ -170,21 +178,20 @@ class Core:
             return True
         if semaphore.waiter is not None:
             self.machine.report_second_waiter(self, semaphore, site)
-        self.blocked = Blocked(semaphore, amount, before, site)
+        self._blocked = (semaphore, amount, before, site)
         semaphore.need = amount
         semaphore.waiter = self
         return False
 
-    def wake(self) -> None:
-        """Go on after a wait; called by the semaphore that now holds enough."""
-        blocked = self.blocked
-        now = self.env.now
+    def wake(self, now: int) -> None:
+        """Go on after a wait; called by the semaphore that holds enough at ``now`` (ps)."""
         if now > self.now:
             self.now = now
-        self.blocked = None
-        if blocked is not None:
+        if self._blocked is not None:
+            semaphore, amount, since, site = self._blocked
+            self._blocked = None
             for hook in self.machine.hooks.waited:
-                hook(self, blocked.semaphore, blocked.amount, blocked.since_ps, self.now, blocked.site)
+                hook(self, semaphore, amount, since, self.now, site)
         self.resume()
 
     def signal(self, semaphore: Semaphore, amount: int, site: Any) -> None:
@@ -196,13 +203,13 @@ class Core:
         for hook in machine.hooks.signalled:
             hook(self, semaphore, amount, now, site)
         if semaphore.device == self.device:
-            semaphore.add(amount)
+            semaphore.add(amount, now)
             return
         arrival = now + timing.remote_signal_ps + machine.wiring.hop_ps(self.device, semaphore.device)
         machine.signals_in_flight += 1
         env = self.env
         event = Signal(self, semaphore, amount, site)
-        env.schedule(event, SIGNAL + self.order + number, arrival - env.now)  # type: ignore[arg-type]  # duck-typed
+        env.schedule(event, SIGNAL + self.order + number, arrival - env.now)
 
     def join(self) -> bool:
         """Let the global clock catch up; ``False`` where the core must be suspended until it has."""
@@ -212,7 +219,7 @@ class Core:
         if delay <= 0:
             return True
         self.callbacks = self._callbacks
-        self.env.schedule(self, CORE + self.order + number, delay)  # type: ignore[arg-type]  # duck-typed event
+        self.env.schedule(self, CORE + self.order + number, delay)
         return False
 
     def _joined(self, _event: object) -> None:

@@ -8,7 +8,7 @@ difference from moving them while time passes, and racy programs are the judges'
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -80,28 +80,37 @@ class Copy(Flow):
         """Links on its way."""
         return self.route.hops
 
+    def begin(self) -> None:
+        """The start latency is over: bytes begin to move."""
+        self.begin_ps = self.due
+        machine = self.core.machine
+        if not self.dst.alive and self.dst.device != self.core.device:
+            machine.report_outside_lifetime(self)
+        machine.fabric.begin(self)
+
     def transferred(self) -> None:
         """End of the reader leg, called by the fabric."""
         core = self.core
         machine = core.machine
-        env = core.env
-        self.read_ps = env.now
+        self.read_ps = now = core.env.now
         if self.src.array is not None:
             self.move()
         self.src.reading.remove(self)
         for hook in machine.hooks.copy_read:
             hook(self)
-        if self.route.hop_ps == 0:
-            # One instant for both legs: the writer still ends after the reader.
+        hop_ps = self.route.hop_ps
+        if hop_ps:
+            self.due = now + hop_ps
+            self.callbacks = WRITTEN_CALLBACKS
+            core.schedule(self, WRITTEN + self.key, hop_ps)
             if self.src_sem is not None:
-                self.src_sem.add(self.src_region.nbytes)
-            self.written()
+                self.src_sem.add(self.src_region.nbytes, now)
         else:
-            self.due = env.now + self.route.hop_ps
-            self.callbacks = machine.written_callbacks
-            env.schedule(self, WRITTEN + self.key, self.route.hop_ps)  # type: ignore[arg-type]  # duck-typed event
+            # One instant for both legs: the writer still ends after the reader.
+            self.due = now
             if self.src_sem is not None:
-                self.src_sem.add(self.src_region.nbytes)
+                self.src_sem.add(self.src_region.nbytes, now)
+            self.written()
 
     def move(self) -> None:
         """Copy the bytes from source to destination."""
@@ -121,19 +130,26 @@ class Copy(Flow):
         """End of the writer leg."""
         core = self.core
         machine = core.machine
-        self.written_ps = core.env.now
+        self.written_ps = now = self.due
+        self.callbacks = _DONE
         dst = self.dst
         dst.writing.remove(self)
         dst.fresh = False
         machine.copies_in_flight -= 1
-        if not dst.alive:
+        if not dst.alive and dst.device != core.device:
             machine.report_outside_lifetime(self)
         for hook in machine.hooks.copy_written:
             hook(self)
-        self.dst_sem.add(self.dst_region.nbytes)
+        self.dst_sem.add(self.dst_region.nbytes, now)
 
     def __repr__(self) -> str:
         return f"Copy({self.src_region} on {self.src.device} -> {self.dst_region} on {self.dst.device})"
+
+
+# Unbound methods: an event's callbacks get the event, and here the event is the copy itself.
+BEGIN_CALLBACKS: Final = [Copy.begin]
+WRITTEN_CALLBACKS: Final = [Copy.written]
+_DONE: Final[list[Any]] = []
 
 
 class Signal:

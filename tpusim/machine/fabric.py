@@ -25,7 +25,6 @@ from tpusim.errors import InternalError
 from tpusim.machine.waterfill import (
     NEVER,
     SAME_RATE,
-    SAME_SHARE,
     SLACK,
     TINY_PS,
     Crowd,
@@ -35,7 +34,7 @@ from tpusim.machine.waterfill import (
 from tpusim.units import PS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     import simpy
 
@@ -316,26 +315,22 @@ class Fabric:
             _set_rate(seed, float(seed.path.peak), now)
             if seed.alarm is None or seed.alarm.due != seed.ends:
                 self._set_alarm(seed, seed.ends, now)
+            if self.rate_log is not None:
+                self._logged.update(dict.fromkeys(seed.path.resources))
         elif seed.due == _NO_ENTRY:
             self._run_alone(seed, now)
 
     def _share_few(self, flows: list[Flow], tight: dict[Resource, float], now: int) -> None:
         """Solve a small component in plain Python."""
         self.solves += 1
-        flows.sort(key=_by_order)
-        spare = tight.copy()
-        for priority in _priorities(flows):
-            group = [flow for flow in flows if flow.priority == priority]
-            crossings = [[r for r in flow.path.resources if r in tight] for flow in group]
-            rates = fill_few(crossings, [flow.path.peak for flow in group], spare)
-            for flow, rate in zip(group, rates, strict=True):
-                if not flow.is_shared:
-                    _share(flow, now)
-                _set_rate(flow, rate, now)
-            for resource, capacity in tight.items():
-                if spare[resource] < capacity * (SAME_SHARE - 1):
-                    spare[resource] = 0.0
-        _check_few(flows, tight)
+        flows.sort(key=_service_order)
+        crossings = [[r for r in flow.path.resources if r in tight] for flow in flows]
+        rates = fill_few(crossings, [flow.path.peak for flow in flows], tight, sum([flow.priority for flow in flows]))
+        _check_few(flows, crossings, rates, tight)
+        for flow, rate in zip(flows, rates, strict=True):
+            if not flow.is_shared:
+                _share(flow, now)
+            _set_rate(flow, rate, now)
         due = min([flow.ends for flow in flows])
         for flow in flows:
             if flow.ends != due:
@@ -472,23 +467,24 @@ def _rate_of(flow: Flow) -> float:
     return flow.rate if flow.is_shared else float(flow.path.peak)
 
 
-def _priorities(flows: Iterable[Flow]) -> tuple[int, ...]:
-    """Those present, the first served first."""
-    return tuple(sorted({flow.priority for flow in flows}, reverse=True))
+def _service_order(flow: Flow) -> tuple[int, int]:
+    return -flow.priority, flow.order
 
 
-def _check_few(flows: list[Flow], tight: dict[Resource, float]) -> None:
+def _check_few(
+    flows: list[Flow], crossings: list[list[Resource]], rates: list[float], tight: dict[Resource, float]
+) -> None:
     """No resource above its capacity; every flow at its peak or held back by a full resource."""
     load = dict.fromkeys(tight, 0.0)
-    for flow in flows:
-        for resource in flow.path.resources:
-            if resource in load:
-                load[resource] += flow.rate
+    for crossing, rate in zip(crossings, rates, strict=True):
+        for resource in crossing:
+            load[resource] += rate
+    full = set()
     for resource, capacity in tight.items():
-        if load[resource] > capacity * (1 + SLACK):
-            raise InternalError(f"{resource!r} is above its capacity")
-    for flow in flows:
-        if flow.rate < flow.path.peak * (1 - SLACK) and not any(
-            load.get(resource, 0.0) >= resource.capacity * (1 - SLACK) for resource in flow.path.resources
-        ):
+        if load[resource] >= capacity * (1 - SLACK):
+            full.add(resource)
+            if load[resource] > capacity * (1 + SLACK):
+                raise InternalError(f"{resource!r} is above its capacity")
+    for flow, crossing, rate in zip(flows, crossings, rates, strict=True):
+        if rate < flow.path.peak * (1 - SLACK) and full.isdisjoint(crossing):
             raise InternalError(f"a flow over {flow.path!r} could go faster than the fabric lets it")

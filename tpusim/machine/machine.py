@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import gc
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import simpy
 from simpy.core import EmptySchedule
 
 from tpusim.chips import ChipSpec
 from tpusim.errors import InterruptedRunError, error_for, finding_error
 from tpusim.findings import CONTINUABLE, Finding, Kind, Severity, Site, Where
 from tpusim.machine.calls import Call
+from tpusim.machine.clock import make_clock
 from tpusim.machine.core import Core
 from tpusim.machine.dma import CORE, SOLVE, Copy
 from tpusim.machine.fabric import Fabric
@@ -65,14 +64,12 @@ class Machine:
         self.events = 0
         self.copies_in_flight = 0
         self.signals_in_flight = 0
-        self.env = simpy.Environment(initial_time=0)
+        self.env = make_clock()
         self.timing = Timing(chip)
         self.tiling = Tiling({bits: chip.tile(bits)[0] for bits in (32, 16, 8, 4)}, chip.dma.short_run.integer)
         self.tiling.sublanes_by_bits[64] = self.tiling.sublanes_by_bits[32]
         self.wiring = Wiring(slice_, devices, self.timing)
         self.fabric = Fabric(self.env, SOLVE)
-        self.begin_callbacks: list[Callable[[Any], None]] = [self._begin]
-        self.written_callbacks: list[Callable[[Any], None]] = [self._written]
         self.signal_callbacks: list[Callable[[Any], None]] = [self._signal]
         self.cores = [Core(self, device) for device in range(len(devices))]
         self.calls: list[Call] = []
@@ -137,19 +134,6 @@ class Machine:
 
     # -- events ---------------------------------------------------------------------------------
 
-    def _begin(self, copy: Copy) -> None:
-        copy.begin_ps = self.env.now
-        if not copy.dst.alive:
-            self.report_outside_lifetime(copy)
-        self.fabric.begin(copy)
-
-    def _written(self, copy: Copy) -> None:
-        if copy.due != self.env.now:  # an entry that a new share has overtaken
-            copy.callbacks = self.written_callbacks
-            return
-        copy.callbacks = _IGNORE
-        copy.written()
-
     def _signal(self, event: Any) -> None:
         event.callbacks = _IGNORE
         self.signals_in_flight -= 1
@@ -163,14 +147,14 @@ class Machine:
                 event.site,
                 time_ps=self.env.now,
             )
-        semaphore.add(event.amount)
+        semaphore.add(event.amount, self.env.now)
 
     def launch(self, core: Core, resume: Callable[[], object], at_ps: int = 0) -> None:
         """Have a core's program begin (``resume`` called) at a time."""
         core.resume = resume
         core.now = max(core.now, at_ps)
         core.callbacks = core._callbacks
-        self.env.schedule(core, CORE + core.order, core.now - self.env.now)  # type: ignore[arg-type]  # duck-typed
+        self.env.schedule(core, CORE + core.order, core.now - self.env.now)
 
     def exit(self, core: Core) -> None:
         """End of a core's call: at its local time its buffers and semaphores cease to be."""
@@ -179,50 +163,49 @@ class Machine:
         for hook in self.hooks.exited:
             hook(core)
         event = _Exit(core, core.call)
-        self.env.schedule(event, CORE + core.order + core.operations, core.now - self.env.now)  # type: ignore[arg-type]  # duck-typed
+        self.env.schedule(event, CORE + core.order + core.operations, core.now - self.env.now)
         core.done = True
 
     def run(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Run until nothing moves; whether every core is done is for the judges to say."""
+        """Run until nothing moves; whether every core is done is for the judges to say.
+
+        ``progress`` is called now and then with the simulated picoseconds and the events so far.  Raises
+        the error of a finding, ``LivelockError`` past ``max_events`` or ``max_time``, and
+        ``InterruptedRunError`` on Ctrl-C.
+        """
         enabled = gc.isenabled()
         gc.disable()
-        step = self.env.step
         try:
-            while True:
-                for _ in range(_PROGRESS_EVENTS):
-                    step()
-                self.events += _PROGRESS_EVENTS
-                self._check_budget()
+            while self._run_some():
                 if progress is not None:
                     progress(self.env.now, self.events)
-        except EmptySchedule:
-            pass
         except KeyboardInterrupt as error:
             raise InterruptedRunError(self._livelock_finding("interrupted"), findings=self.findings) from error
         finally:
             if enabled:
                 gc.enable()
 
-    def run_limited(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """`run` under ``max_events`` / ``max_ps``."""
-        if self.max_events is None and self.max_ps == FOREVER_PS:
-            self.run(progress)
-            return
-        env = self.env
+    def _run_some(self) -> bool:
+        """Run a number of events within the limits; false once there are none."""
+        env, count = self.env, _PROGRESS_EVENTS
+        if self.max_events is not None:
+            count = min(count, self.max_events - self.events)
+            if count <= 0:
+                self.report_livelock(f"the run passed max_events = {self.max_events}")
+        step = env.step
         try:
-            while True:
-                if env.peek() != math.inf and env.peek() > self.max_ps:
-                    self.report_livelock(f"the run passed max_time = {Duration(self.max_ps)}")
-                if self.max_events is not None and self.events >= self.max_events:
-                    self.report_livelock(f"the run passed max_events = {self.max_events}")
-                env.step()
-                self.events += 1
+            if self.max_ps == FOREVER_PS:
+                for _ in range(count):
+                    step()
+            else:
+                for _ in range(count):
+                    if FOREVER_PS > env.peek() > self.max_ps:
+                        self.report_past_max_time()
+                    step()
         except EmptySchedule:
-            pass
-
-    def _check_budget(self) -> None:
-        if self.max_events is not None and self.events > self.max_events:
-            self.report_livelock(f"the run passed max_events = {self.max_events}")
+            return False
+        self.events += count
+        return True
 
     # -- findings -------------------------------------------------------------------------------
 
@@ -316,6 +299,10 @@ class Machine:
             where=where_of(site),
             device=self.coordinates(core.device),
         )
+
+    def report_past_max_time(self) -> None:
+        """A core's clock passed ``max_time``."""
+        self.report_livelock(f"the run passed max_time = {Duration(self.max_ps)}")
 
     def report_livelock(self, reason: str) -> None:
         """The run passed a limit."""

@@ -8,6 +8,7 @@ That keeps slicing off the hot path (a region is one dictionary look-up) and mem
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 Index = int | tuple[int, int] | tuple[int, int, int]
 """One dimension of a region's key: an int drops it, ``(start, size[, stride])`` keeps it."""
+
+_SPACE_CODES = {MemorySpace.HBM: 0, MemorySpace.VMEM: 1, MemorySpace.SMEM: 2}
 
 LANE_BYTES = 512
 """128 lanes of 32 bits: one row of a tile, the unit that narrow arrays are padded to."""
@@ -45,7 +48,7 @@ class BufferSpec:
 
     __slots__ = (
         "bits", "dtype", "initialised", "is_operand", "name", "nbytes", "padded_bytes", "position",
-        "shape", "space", "tiling", "whole",
+        "shape", "space", "space_code", "tiling", "whole",
     )  # fmt: skip
 
     def __init__(
@@ -63,6 +66,7 @@ class BufferSpec:
         self.position = position
         self.name = name
         self.space = MemorySpace.HBM if space is MemorySpace.ANY else space
+        self.space_code = _SPACE_CODES[self.space]
         self.shape = shape
         self.dtype = dtype
         self.tiling = tiling
@@ -326,7 +330,7 @@ def holds_sentinel(array: np.ndarray[Any, Any]) -> bool:
     return bool((flat.view(bits) == np.asarray(sentinel(dtype)).view(bits)).any())
 
 
-def memory_table(buffers: list[tuple[str, MemorySpace, tuple[int, ...], Any, int]]) -> str:
+def memory_table(buffers: Sequence[tuple[str, MemorySpace, tuple[int, ...], Any, int]]) -> str:
     """One line a buffer with its padded bytes, for an over-allocation's report."""
     lines = [
         f"  {name:<24} {space.name} {np.dtype(dtype).name}{list(shape)}  {format_bytes(padded)}"

@@ -54,15 +54,15 @@ class Semaphore:
         self.alive = True
         self.waiter: Core | None = None
 
-    def add(self, amount: int) -> None:
-        """Count up; resumes the waiting core where this is enough for it."""
+    def add(self, amount: int, now: int) -> None:
+        """Count up at ``now`` (ps); resumes the waiting core where this is enough for it."""
         value = self.value + amount
         self.added += amount
         waiter = self.waiter
         if waiter is not None and value >= self.need:
             self.value = value - self.need
             self.waiter = None
-            waiter.wake()
+            waiter.wake(now)
         else:
             self.value = value
 

@@ -19,12 +19,13 @@ class Timing:
     """Fixed costs of a chip's operations.  ``*_ps`` are picoseconds, rates bytes per second."""
 
     __slots__ = (
-        "barrier_ps", "chip", "clock_hz", "costs", "cycle_ps", "hop_ps", "issue_ps", "read_ps",
+        "_start_ps", "barrier_ps", "chip", "clock_hz", "costs", "cycle_ps", "hop_ps", "issue_ps", "read_ps",
         "remote_signal_ps", "signal_ps", "wait_ps",
     )  # fmt: skip
 
     def __init__(self, chip: ChipSpec) -> None:
         self.chip = chip
+        self._start_ps: dict[str, int] = {}
         self.costs = CostTable.for_chip(chip)
         self.clock_hz = chip.clock_hz
         self.cycle_ps = self.cycles(1)
@@ -42,7 +43,10 @@ class Timing:
 
     def start_ps(self, kind: str) -> int:
         """Start latency of a copy of a direction class such as ``hbm_to_vmem`` or ``remote``."""
-        return ps_from_seconds(getattr(self.chip.dma, f"start_latency_{kind}").number)
+        found = self._start_ps.get(kind)
+        if found is None:
+            found = self._start_ps[kind] = ps_from_seconds(getattr(self.chip.dma, f"start_latency_{kind}").number)
+        return found
 
     def rate(self, kind: str) -> int:
         """What one engine of a direction class moves, bytes per second."""

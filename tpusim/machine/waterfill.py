@@ -21,7 +21,7 @@ from tpusim.errors import InternalError
 from tpusim.units import PS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
     Ints = NDArray[np.intp]
+    Bools = NDArray[np.bool_]
 
 NEVER = 2**62
 """The end of a flow that does not move, in picoseconds."""
@@ -45,102 +46,149 @@ _Key = TypeVar("_Key")
 
 
 def fill_few(
-    crossings: Sequence[Sequence[_Key]], peaks: Sequence[int], spare: dict[_Key, float]
+    crossings: Sequence[Sequence[_Key]], peaks: Sequence[int], capacities: Mapping[_Key, float], urgent: int = 0
 ) -> list[float]:
     """Fair rates of flows that cross ``crossings[i]`` (a key twice weighs 2), at most ``peaks[i]`` each.
 
-    ``spare`` is what each resource has to give, in the unit of the peaks; it is left holding the rest.
-    Costs O(flows x levels).
+    The first ``urgent`` flows are served before the others.  Costs O(flows x levels).
     """
     rates = [0.0] * len(peaks)
+    spare = dict(capacities)
+    for first, end in ((0, urgent), (urgent, len(peaks))):
+        if first == end:
+            continue
+        _fill_level_by_level(crossings, peaks, spare, range(first, end), rates)
+        for key, capacity in capacities.items():
+            if spare[key] < capacity * (SAME_SHARE - 1):
+                spare[key] = 0.0
+    return rates
+
+
+def _fill_level_by_level(
+    crossings: Sequence[Sequence[_Key]],
+    peaks: Sequence[int],
+    spare: dict[_Key, float],
+    flows: Sequence[int],
+    rates: list[float],
+) -> None:
+    """Fill ``rates`` of these flows out of ``spare``, which is left holding the rest."""
     weight = dict.fromkeys(spare, 0)
-    for keys in crossings:
-        for key in keys:
+    for i in flows:
+        for key in crossings[i]:
             weight[key] += 1
-    still_open = list(range(len(peaks)))
-    while still_open:
+    while flows:
         shares = [(spare[key] / count, key) for key, count in weight.items() if count]
-        share = max(min([offer for offer, _ in shares], default=float("inf")), 0.0)
-        closing = [i for i in still_open if peaks[i] <= share]
+        share = max(min([offer for offer, _ in shares], default=np.inf), 0.0)
+        closing = [i for i in flows if peaks[i] <= share]
         if closing:
             for i in closing:
                 rates[i] = float(peaks[i])
         else:
             full = {key for offer, key in shares if offer <= share * SAME_SHARE}
-            closing = [i for i in still_open if not full.isdisjoint(crossings[i])]
+            closing = [i for i in flows if not full.isdisjoint(crossings[i])]
             for i in closing:
                 rates[i] = share
-        if len(closing) == len(still_open):
-            still_open = []
-        else:
-            gone = set(closing)
-            still_open = [i for i in still_open if i not in gone]
         for i in closing:
-            rate = rates[i]
             for key in crossings[i]:
-                spare[key] -= rate
+                spare[key] -= rates[i]
                 weight[key] -= 1
-    return rates
+        if len(closing) == len(flows):
+            return
+        gone = set(closing)
+        flows = [i for i in flows if i not in gone]
 
 
-def fill_many(spare: Floats, entries: Ints, lengths: Ints, peaks: Floats) -> tuple[Floats, Ints]:
+def fill_many(spare: Floats, crossings: Ints, peaks: Floats) -> tuple[Floats, Ints]:
     """Fair rates of many flows, and the resource that holds each back (-1: its own peak).
 
-    Flow i crosses the next ``lengths[i]`` (at least one) resources of ``entries``; ``spare`` is what each resource
-    has to give, infinite where it cannot bind.  Costs five passes a round over the entries still open.
+    Column i of ``crossings`` has the resources of flow i, padded with any that cannot bind; ``spare`` is what each
+    resource has to give, infinite where it cannot bind.  Costs about 3 ns for each number of ``crossings`` a round.
     """
     size = len(spare)
-    rates = peaks.copy()
+    rates = np.empty(len(peaks))
     pins = np.full(len(peaks), -1, dtype=np.intp)
-    rows, entries, lengths = _binding_part(spare, entries, lengths)
-    limits = peaks.take(rows)
+    rows = np.arange(len(peaks))
     spare = spare.copy()
-    count = np.bincount(entries, minlength=size)
-    left = held = len(rows)
-    starts, owner = _layout(lengths)
-    while left:
-        level = np.minimum.reduceat((spare / np.maximum(count, 1)).take(entries), starts)
-        np.minimum(level, limits, out=level)
-        np.maximum(level, 0.0, out=level, where=limits >= 0.0)
-        offers = (spare / np.maximum(count, 1)).take(entries)
-        least = (offers <= (level * SAME_SHARE).take(owner)).nonzero()[0]
-        where = entries.take(least)
-        chosen = least[(np.bincount(where, minlength=size) == count).take(where)]
-        pinned = owner.take(chosen)
-        closed = level >= limits
-        pins[rows.take(pinned)] = entries.take(chosen)
+    count = np.bincount(crossings.ravel(), minlength=size)
+    while len(rows):
+        offers = (spare / np.maximum(count, 1)).take(crossings)
+        level = np.minimum(offers.min(axis=0), peaks)
+        np.maximum(level, 0.0, out=level)
+        least = (offers <= level * SAME_SHARE).ravel().nonzero()[0]
+        where = crossings.ravel().take(least)
+        held = (np.bincount(where, minlength=size) == count).take(where)
+        pinned = least.compress(held) % len(rows)
+        closed = level >= peaks
+        pins[rows.take(pinned)] = where.compress(held)
+        pins[rows.compress(closed)] = -1
         closed[pinned] = True
+        done = closed.nonzero()[0]
+        level = level.take(done)
+        rates[rows.take(done)] = level
+        if len(done) == len(rows):
+            break
+        leaving = crossings.take(done, axis=1)
+        spare -= _loads(leaving, level, size)
+        count -= np.bincount(leaving.ravel(), minlength=size)
+        still_open = (~closed).nonzero()[0]
+        crossings = crossings.take(still_open, axis=1)
+        peaks, rows = peaks.take(still_open), rows.take(still_open)
+    return rates, pins
+
+
+def _packed(crossings: Ints, binds: Bools) -> Ints:
+    """The numbers that bind alone, each column closed up and padded with 0."""
+    width = crossings.shape[1]
+    mask = binds.take(crossings)
+    depth = mask.cumsum(axis=0)
+    place = mask.ravel().nonzero()[0]
+    packed = np.zeros((max(1, int(depth[-1].max(initial=0))), width), dtype=np.intp)
+    packed.ravel()[(depth.ravel().take(place) - 1) * width + place % width] = crossings.ravel().take(place)
+    return packed
+
+
+def _differ(rates: Floats, old: Floats) -> Ints:
+    """Where a rate has really changed."""
+    return (np.abs(rates - old) > SAME_RATE * old).nonzero()[0]
+
+
+def _loads(crossings: Ints, rates: Floats, size: int) -> Floats:
+    """What flows at these rates carry over each of ``size`` resources."""
+    weights = np.empty(crossings.shape)
+    weights[:] = rates
+    return np.bincount(crossings.ravel(), weights.ravel(), size)
+
+
 class _Numbering(dict["Resource", int]):
-    """Numbers its keys in the order in which they are first asked for."""
+    """Numbers its keys from 1 in the order in which they are first asked for."""
 
     def __missing__(self, key: Resource) -> int:
-        self[key] = number = len(self)
+        self[key] = number = len(self) + 1
         return number
 
 
 class Crowd:
     """The flows of one large component, a row each, with rates in B/s and times in ps.
 
-    ``add`` and ``remove`` collect the changes of an instant, ``retire`` and ``solve`` apply them; a dead row stays
-    until the fabric dissolves the crowd because ``is_sparse``.
+    ``add``, ``remove`` and ``limit`` collect the changes of an instant; ``retire`` and ``solve`` apply them.  A dead
+    row stays until the fabric dissolves the crowd because it ``is_sparse``.  Resource 0 pads paths and never binds.
     """
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.flows: list[Flow | None] = []
         self.live = 0
-        self.urgent = 0
         self.heads: list[Flow] = []
         self.numbers = _Numbering()
+        self._urgent = 0
         self._gone: list[int] = []
-        self._floor = float("inf")
+        self._floor = np.inf
         self._new_from = 0
-        self._capacity = np.empty(0)
-        self._load = np.empty(0)
-        self._weight = np.empty(0, dtype=np.intp)
-        self._entries = np.empty(0, dtype=np.intp)
-        self._starts = np.empty(0, dtype=np.intp)
-        self._lengths = np.empty(0, dtype=np.intp)
+        self._capacity = np.full(1, np.inf)
+        self._load = np.zeros(1)
+        self._weight = np.zeros(1, dtype=np.intp)
+        self._full = np.zeros(1, dtype=bool)
+        self._crossings = np.zeros((1, 0), dtype=np.intp)
         self._pins = np.empty(0, dtype=np.intp)
         self._peaks = np.empty(0)
         self._sizes = np.empty(0)
@@ -155,45 +203,56 @@ class Crowd:
 
     def add(self, flows: Sequence[Flow]) -> None:
         """Append flows; their ``remaining``, ``since``, ``rate`` and ``ends`` become rows."""
-        numbers, known = self.numbers, len(self.numbers)
-        entries = np.array([numbers[r] for flow in flows for r in flow.path.resources], dtype=np.intp)
-        lengths = np.array([len(flow.path.resources) for flow in flows], dtype=np.intp)
-        limits = [float(r.capacity) if r.is_tight else np.inf for r in islice(numbers, known, None)]
-        rates = np.array([flow.rate for flow in flows])
+        self._add_crossings([flow.path.resources for flow in flows])
         for row, flow in enumerate(flows, len(self.flows)):
             flow.row = row
             flow.alarm = None
-            self.urgent += flow.priority
-        grown = np.zeros(len(limits))
-        size = len(numbers)
-        self._capacity = np.append(self._capacity, limits)
-        self._load = np.append(self._load, grown) + np.bincount(entries, np.repeat(rates, lengths), size)
-        self._weight = np.append(self._weight, grown.astype(np.intp)) + np.bincount(entries, minlength=size)
-        self._starts = np.append(self._starts, len(self._entries) + lengths.cumsum() - lengths)
-        self._entries = np.append(self._entries, entries)
-        self._lengths = np.append(self._lengths, lengths)
+            self._urgent += flow.priority
+        self.flows.extend(flows)
+        self.live += len(flows)
         self._pins = np.append(self._pins, np.full(len(flows), -1, dtype=np.intp))
         self._peaks = np.append(self._peaks, [float(flow.path.peak) for flow in flows])
         self._sizes = np.append(self._sizes, [float(flow.wire_bytes) for flow in flows])
-        self._rates = np.append(self._rates, rates)
+        self._rates = np.append(self._rates, [flow.rate for flow in flows])
         self._remaining = np.append(self._remaining, [flow.remaining for flow in flows])
         self._since = np.append(self._since, np.array([flow.since for flow in flows], dtype=np.int64))
         self._ends = np.append(self._ends, np.array([flow.ends for flow in flows], dtype=np.int64))
-        self.flows.extend(flows)
-        self.live += len(flows)
+        rows = np.arange(self._new_from, len(self.flows))
+        self._load += _loads(self._crossings.take(rows, axis=1), self._rates[rows], len(self._load))
+
+    def _add_crossings(self, paths: Sequence[tuple[Resource, ...]]) -> None:
+        """Columns for these paths, numbers and limits for resources not yet met."""
+        numbers, known = self.numbers, len(self.numbers)
+        height, room = self._crossings.shape
+        longest = max(map(len, paths))
+        columns = [[numbers[r] for r in path] + [0] * (longest - len(path)) for path in paths]
+        first, end = len(self.flows), len(self.flows) + len(paths)
+        if end > room or longest > height:
+            grown = np.zeros((max(height, longest), max(end + end // 2, room)), dtype=np.intp)
+            grown[:height, :room] = self._crossings
+            self._crossings = grown
+        self._crossings[:longest, first:end] = np.array(columns, dtype=np.intp).T
+        self._new_from = min(self._new_from, first)
+        limits = [float(r.capacity) if r.is_tight else np.inf for r in islice(numbers, known, None)]
+        self._capacity = np.append(self._capacity, limits)
+        self._load = np.append(self._load, np.zeros(len(limits)))
+        self._full = np.append(self._full, np.zeros(len(limits), dtype=bool))
+        weight = np.append(self._weight, np.zeros(len(limits), dtype=np.intp))
+        self._weight = weight + np.bincount(self._crossings[:, first:end].ravel(), minlength=len(weight))
 
     def remove(self, flow: Flow) -> None:
         """The flow ends now."""
         self.flows[flow.row] = None
         self._gone.append(flow.row)
         if flow.priority:
-            self.urgent -= 1
+            self._urgent -= 1
             self._floor = 0.0  # what it left may go to flows far below its own rate
 
     def limit(self, resource: Resource, capacity: float) -> None:
         """The resource can bind from now on, or no more (infinite)."""
-        self._capacity[self.numbers[resource]] = capacity
-        self._floor = min(self._floor, capacity / max(1, int(self._weight[self.numbers[resource]])))
+        number = self.numbers[resource]
+        self._capacity[number] = capacity
+        self._floor = min(self._floor, capacity / max(1, int(self._weight[number])))
 
     def retire(self, now: int) -> None:
         """Take the flows that ended off the books, checking that each has delivered its bytes."""
@@ -205,9 +264,9 @@ class Crowd:
         left = self._remaining[rows] - rates * ((now - self._since[rows]) / PS_PER_S)
         for each in zip(left.tolist(), self._sizes[rows].tolist(), rates.tolist(), strict=True):
             check_delivered(*each)
-        entries, lengths = self._entries_of(rows)
-        self._load -= np.bincount(entries, np.repeat(rates, lengths), len(self._load))
-        self._weight -= np.bincount(entries, minlength=len(self._weight))
+        crossings = self._crossings.take(rows, axis=1)
+        self._load -= _loads(crossings, rates, len(self._load))
+        self._weight -= np.bincount(crossings.ravel(), minlength=len(self._weight))
         self._floor = min(self._floor, float(rates.min()))
         self._rates[rows] = -1.0
         self._ends[rows] = NEVER
@@ -217,39 +276,51 @@ class Crowd:
     def solve(self, now: int) -> int:
         """Share anew after the changes of this instant; returns the first end from here on, in ps."""
         groups = self._groups()
-        load = np.zeros(len(self._capacity))
-        if sum(map(len, groups)) < self.live:
-            entries, lengths = self._entries_of(groups[0])
-            load = self._load - np.bincount(entries, np.repeat(self._rates[groups[0]], lengths), len(load))
+        starts_anew = sum(map(len, groups)) == self.live
+        load = np.zeros(len(self._capacity)) if starts_anew else self._load
         for rows in groups:
-            entries, lengths = self._entries_of(rows)
-            spare = self._capacity - load
-            spare[spare < self._capacity * (SAME_SHARE - 1)] = 0.0
-            rates, self._pins[rows] = fill_many(spare, entries, lengths, self._peaks[rows])
-            self._set_rates(rows, rates, now)
-            load = load + np.bincount(entries, np.repeat(self._rates[rows], lengths), len(load))
+            old = self._rates[rows]
+            rates, self._pins[rows], load = self._fill(rows, np.zeros(len(rows)) if starts_anew else old, load)
+            self._set_rates(rows, rates, old, now)
         self._load = load
+        self._full = load >= self._capacity * (1 - SLACK)
         self._check()
-        self._floor = float("inf")
+        self._floor = np.inf
         self._new_from = len(self.flows)
         return int(self._ends.min())
 
+    def _fill(self, rows: Ints, old: Floats, load: Floats) -> tuple[Floats, Ints, Floats]:
+        """Fair rates of these rows, what holds them back, and the load; ``load`` now has them at the rates ``old``.
+
+        At first only what was full before binds, then also what that overfills: few resources ever do.
+        """
+        crossings = self._crossings.take(rows, axis=1)
+        peaks = self._peaks[rows]
+        size = len(load)
+        binds = self._full
+        while True:
+            packed = _packed(crossings, binds)
+            spare = self._capacity - load + _loads(packed, old, size)
+            spare[spare < self._capacity * (SAME_SHARE - 1)] = 0.0
+            rates, pins = fill_many(np.where(binds, spare, np.inf), packed, peaks)
+            changed = _differ(rates, old)
+            change = rates.take(changed) - old.take(changed)
+            total = load + _loads(crossings.take(changed, axis=1), change, size)
+            over = (total > self._capacity * SAME_SHARE) & ~binds
+            if not over.any():
+                return rates, pins, total
+            binds = binds | over
+
     def ending(self, due: int) -> list[Flow]:
         """The flows that end at ``due``."""
-        return [flow for row in np.flatnonzero(self._ends == due).tolist() if (flow := self.flows[row]) is not None]
+        rows = (self._ends == due).nonzero()[0].tolist()
+        return [flow for row in rows if (flow := self.flows[row]) is not None]
 
     def dissolve(self) -> list[Flow]:
         """Write the rows back to their flows and return these."""
-        columns = zip(
-            self.flows,
-            self._rates.tolist(),
-            self._remaining.tolist(),
-            self._since.tolist(),
-            self._ends.tolist(),
-            strict=True,
-        )
+        columns = (self._rates, self._remaining, self._since, self._ends)
         alive = []
-        for flow, rate, remaining, since, ends in columns:
+        for flow, rate, remaining, since, ends in zip(self.flows, *(c.tolist() for c in columns), strict=True):
             if flow is not None:
                 flow.rate, flow.remaining, flow.since, flow.ends = rate, remaining, since, ends
                 alive.append(flow)
@@ -261,34 +332,22 @@ class Crowd:
 
     def _groups(self) -> list[Ints]:
         """The rows to solve again, in the order in which they are served."""
-        alive = self._rates >= 0.0
-        if self.urgent:
+        if self._urgent:
             rank = np.array([-1 if flow is None else flow.priority for flow in self.flows])
-            return [np.flatnonzero(rank == 1), np.flatnonzero(rank == 0)]
+            return [(rank == 1).nonzero()[0], (rank == 0).nonzero()[0]]
         new = self._new_from
         if new < len(self.flows):
             shares = self._capacity / np.maximum(self._weight, 1)
-            least = float(shares.take(self._entries[self._starts[new] :]).min())
+            least = float(shares.take(self._crossings[:, new : len(self.flows)]).min())
             self._floor = min(self._floor, least, float(self._peaks[new:].min()))
-        alive &= self._rates >= self._floor * (1 - SLACK)
-        alive[new:] = self._rates[new:] >= 0.0
-        return [np.flatnonzero(alive)]
+        rising = self._rates >= max(self._floor * (1 - SLACK), 0.0)
+        rising[new:] = self._rates[new:] >= 0.0
+        return [rising.nonzero()[0]]
 
-    def _entries_of(self, rows: Ints) -> tuple[Ints, Ints]:
-        """The entries of these rows, one row after the other, and how many each has."""
-        lengths = self._lengths.take(rows)
-        ends = lengths.cumsum()
-        if not len(rows):
-            return self._entries[:0], lengths
-        shift = np.repeat(self._starts.take(rows) - ends + lengths, lengths)
-        shift += np.arange(ends[-1])
-        return self._entries.take(shift), lengths
-
-    def _set_rates(self, rows: Ints, rates: Floats, now: int) -> None:
+    def _set_rates(self, rows: Ints, rates: Floats, old: Floats, now: int) -> None:
         """Book what has moved so far and the new end, for the rows whose rate really changes."""
-        old = self._rates[rows]
-        changed = np.abs(rates - old) > SAME_RATE * old
-        rows, rates, old = rows[changed], rates[changed], old[changed]
+        changed = _differ(rates, old)
+        rows, rates, old = rows.take(changed), rates.take(changed), old.take(changed)
         left = self._remaining[rows] - old * ((now - self._since[rows]) / PS_PER_S)
         np.maximum(left, 0.0, out=left)
         wait = np.full(len(rows), float(NEVER))
@@ -302,8 +361,7 @@ class Crowd:
         """No resource above its capacity; every flow at its peak or held back by a full resource."""
         if (self._load > self._capacity * (1 + SLACK)).any():
             raise InternalError("a resource of the fabric is above its capacity")
-        full = np.append(self._load >= self._capacity * (1 - SLACK), True)
-        if not full.take(self._pins).all():
+        if not np.append(self._full, True).take(self._pins).all():
             raise InternalError("a flow could go faster than the fabric lets it")
 
 

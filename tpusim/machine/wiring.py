@@ -52,15 +52,15 @@ class Wiring:
         self._hbm_per_device = slice_.has_die_links
         self.links: dict[int, Resource] = {}
         self.hbms: dict[int, Resource] = {}
-        self._routes: dict[tuple[int, MemorySpace, int, MemorySpace], Route] = {}
+        self._routes: dict[tuple[int, int, int, int], Route] = {}
         self._hops: dict[tuple[int, int], int] = {}
 
     def route(self, src: Buffer, dst: Buffer) -> Route:
         """The route between the memories of two buffers."""
-        key = (src.device, src.spec.space, dst.device, dst.spec.space)
+        key = (src.device, src.spec.space_code, dst.device, dst.spec.space_code)
         found = self._routes.get(key)
         if found is None:
-            found = self._routes[key] = self._build(*key)
+            found = self._routes[key] = self._build(src.device, src.spec.space, dst.device, dst.spec.space)
         return found
 
     def hop_ps(self, source: int, target: int) -> int:
@@ -78,33 +78,34 @@ class Wiring:
         unit = place if self._hbm_per_device else self.slice.chip_of(place)
         found = self.hbms.get(unit)
         if found is None:
-            found = self.hbms[unit] = Resource(f"HBM {self._place(place)}", self._hbm_rate)
+            found = self.hbms[unit] = Resource(f"HBM {unit}", self._hbm_rate)
         return found
 
     def link(self, index: int) -> Resource:
         """One directed link."""
         found = self.links.get(index)
         if found is None:
-            link = topology.link(self.slice, index)
-            rate = self._die_rate if link.kind == "d2d" else self._link_rate
-            found = self.links[index] = Resource(f"link {link}", rate)
+            rate = self._die_rate if self._is_die_link(index) else self._link_rate
+            found = self.links[index] = Resource(f"link {index}", rate)
         return found
 
-    def _place(self, device: int) -> str:
-        coords = self.slice.coords(device)[: len(self.slice.shape)]
-        text = f"({','.join(map(str, coords))})"
-        return f"{text} die {self.slice.coords(device)[3]}" if self._hbm_per_device else text
+    def link_name(self, index: int) -> str:
+        """``link (1,0)->(2,0)``."""
+        return f"link {topology.link(self.slice, index)}"
+
+    def _is_die_link(self, index: int) -> bool:
+        return self._hbm_per_device and topology.link(self.slice, index).kind == "d2d"
 
     def _latency(self, links: tuple[int, ...]) -> int:
-        return sum(
-            self._die_hop_ps if topology.link(self.slice, index).kind == "d2d" else self.timing.hop_ps
-            for index in links
-        )
+        if not self._hbm_per_device:
+            return len(links) * self.timing.hop_ps
+        return sum(self._die_hop_ps if self._is_die_link(index) else self.timing.hop_ps for index in links)
 
     def _build(self, source: int, src: MemorySpace, target: int, dst: MemorySpace) -> Route:
         ends = [self.hbm(d) for d, space in ((source, src), (target, dst)) if space is MemorySpace.HBM]
         if source == target:
-            kind, links, warns = direction_class(src, dst), (), False
+            kind, warns = direction_class(src, dst), False
+            links: tuple[int, ...] = ()
         else:
             kind = "remote"
             way = topology.route(self.slice, self.devices[source], self.devices[target])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -32,6 +32,18 @@ from tpusim.values import Array, Scalar
 
 if TYPE_CHECKING:
     from tpusim.native.simulate import Program
+
+_DMA = SemaphoreType.DMA
+
+
+class DescriptorUse:
+    """A line that makes descriptors, and whether any device ever used one of them."""
+
+    __slots__ = ("is_used", "site")
+
+    def __init__(self, site: RawSite) -> None:
+        self.site = site
+        self.is_used = False
 
 
 class Executor:
@@ -157,49 +169,28 @@ class Executor:
 
     def made(self, descriptor: AsyncCopyDescriptor, site: RawSite) -> None:
         """Check a descriptor and remember its line until some device uses one made there."""
-        src, dst = descriptor.src_ref, descriptor.dst_ref
+        src, dst, dst_sem, src_sem = descriptor.src_ref, descriptor.dst_ref, descriptor.dst_sem, descriptor.src_sem
         if type(src) is not Ref or type(dst) is not Ref:
-            bad, name = (src, "src_ref") if type(src) is not Ref else (dst, "dst_ref")
-            raise DescriptorError(
-                f"{name} is {type(bad).__name__}, not a ref: give the kernel's argument itself or ref.at[...], "
-                "not a loaded value"
-            )
-        if src.region.shape != dst.region.shape:
-            raise ShapeMismatchError(
-                f"copy from {src.region} of shape {src.region.shape} to {dst.region} of shape {dst.region.shape}"
-            )
-        if src.region.spec.dtype != dst.region.spec.dtype:
-            raise ShapeMismatchError(
-                f"copy from {src.region} of {src.region.spec.dtype.name} to {dst.region} of "
-                f"{dst.region.spec.dtype.name}"
-            )
-        self._dma_semaphore(descriptor.dst_sem)
-        if descriptor.src_sem is not None:
-            self._dma_semaphore(descriptor.src_sem)
-        self.program.descriptor_sites.setdefault(site, False)
-        descriptor.site = site
-
-    def _dma_semaphore(self, ref: Any) -> SemaphoreRef:
-        if type(ref) is not SemaphoreRef:
-            raise SemaphoreKindError(f"a copy needs a DMA semaphore, not {type(ref).__name__}")
-        if ref.spec.kind is not SemaphoreType.DMA:
-            raise SemaphoreKindError(
-                f"a copy needs a DMA semaphore; {ref.spec.name} is a {ref.spec.kind.value} semaphore"
-            )
-        if ref.shape:
-            raise SemaphoreKindError(
-                f"a copy needs one semaphore; {ref.spec.name} is an array of shape {ref.shape}: pick one with .at[...]"
-            )
-        return ref
-
-    def _used(self, descriptor: AsyncCopyDescriptor) -> None:
-        site = descriptor.site
-        if site is not None:
-            self.program.descriptor_sites[site] = True
+            _refuse_copy(src, dst)
+        if (src.region, dst.region) not in self.program.fitting:
+            _check_copy(src, dst)
+            self.program.fitting.add((src.region, dst.region))
+        if type(dst_sem) is not SemaphoreRef or dst_sem.shape or dst_sem.spec.kind is not _DMA:
+            _refuse_copy_semaphore(dst_sem)
+        if src_sem is not None and (
+            type(src_sem) is not SemaphoreRef or src_sem.shape or src_sem.spec.kind is not _DMA
+        ):
+            _refuse_copy_semaphore(src_sem)
+        # Not the site itself as the key: a code object hashes its whole bytecode, every time.
+        key = (id(site[0]) << 24) + site[1]
+        use = self.program.descriptor_uses.get(key)
+        if use is None:
+            use = self.program.descriptor_uses[key] = DescriptorUse(site)
+        descriptor.use = use
 
     def start(self, descriptor: AsyncCopyDescriptor, priority: int, add: bool, site: RawSite) -> None:
         """Start its copy."""
-        self._used(descriptor)
+        descriptor.use.is_used = True
         core = self.core
         src, dst = descriptor.src_ref.region, descriptor.dst_ref.region
         src_buffer = core.buffers[src.spec.position]
@@ -208,7 +199,10 @@ class Executor:
             dst_sem = core.semaphores[dst_ref.spec.position][dst_ref.flat]
             src_sem, dst_buffer = None, core.buffers[dst.spec.position]
         else:
-            target = self.resolve_device(descriptor.device_id)
+            device_id = descriptor.device_id
+            target = device_id.value if type(device_id) is Scalar and self.program.is_one_axis else -1
+            if not 0 <= target < self.program.sizes[0]:
+                target = self.resolve_device(device_id)
             dst_buffer = self.call.buffers[target][dst.spec.position]
             dst_sem = self.call.semaphores[target][dst_ref.spec.position][dst_ref.flat]
             src_sem = core.semaphores[src_ref.spec.position][src_ref.flat]
@@ -231,7 +225,7 @@ class Executor:
 
     def wait_send(self, descriptor: AsyncCopyDescriptor, site: RawSite) -> None:
         """Wait until its source has been read."""
-        self._used(descriptor)
+        descriptor.use.is_used = True
         ref = descriptor.src_sem
         core = self.core
         if not core.wait(core.semaphores[ref.spec.position][ref.flat], descriptor.src_ref.region.nbytes, site):
@@ -239,7 +233,7 @@ class Executor:
 
     def wait_recv(self, descriptor: AsyncCopyDescriptor, site: RawSite) -> None:
         """Wait until its destination has been written on this device."""
-        self._used(descriptor)
+        descriptor.use.is_used = True
         ref = descriptor.dst_sem
         core = self.core
         if not core.wait(core.semaphores[ref.spec.position][ref.flat], descriptor.dst_ref.region.nbytes, site):
@@ -368,7 +362,8 @@ class Executor:
             if not is_scratch_type(item):
                 raise OptionError(f"run_scoped: {name} is {item!r}; give VMEM(shape, dtype) or a SemaphoreType")
         outer_path = self.scope_path
-        key = (*outer_path, user_site(), tuple(declared))
+        code, offset = user_site()
+        key = (*outer_path, (id(code), offset), tuple(declared))
         call, device = self.call, self.core.device
         outer = call.scopes.get(outer_path)
         scope = call.scope(key, outer, names, declared)
@@ -405,6 +400,33 @@ class Executor:
     def cycles_ps(self, count: int) -> int:
         """Time of a number of cycles of this chip."""
         return cycles_ps(count, self.machine.timing.clock_hz)
+
+
+def _refuse_copy(src: Any, dst: Any) -> NoReturn:
+    bad, name = (src, "src_ref") if type(src) is not Ref else (dst, "dst_ref")
+    raise DescriptorError(
+        f"{name} is {type(bad).__name__}, not a ref: give the kernel's argument itself or ref.at[...], "
+        "not a loaded value"
+    )
+
+
+def _check_copy(src: Ref, dst: Ref) -> None:
+    if src.shape != dst.shape:
+        raise ShapeMismatchError(f"copy from {src.region} of shape {src.shape} to {dst.region} of shape {dst.shape}")
+    if src.dtype != dst.dtype:
+        raise ShapeMismatchError(f"copy from {src.region} of {src.dtype.name} to {dst.region} of {dst.dtype.name}")
+
+
+def _refuse_copy_semaphore(ref: Any) -> NoReturn:
+    if type(ref) is not SemaphoreRef:
+        raise SemaphoreKindError(f"a copy needs a DMA semaphore, not {type(ref).__name__}")
+    if ref.spec.kind is not SemaphoreType.DMA:
+        raise SemaphoreKindError(
+            f"a copy needs a DMA semaphore; {ref.spec.name} is a {ref.spec.kind.value} semaphore"
+        )
+    raise SemaphoreKindError(
+        f"a copy needs one semaphore; {ref.spec.name} is an array of shape {ref.shape}: pick one with .at[...]"
+    )
 
 
 def _static(value: Any, what: str) -> int:

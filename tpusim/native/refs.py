@@ -144,7 +144,7 @@ class _At:
     def __getitem__(self, index: Any) -> Ref:
         ref = self.ref
         region = ref.region
-        key = region_key(region, index)
+        key = (index.value,) if type(index) is Scalar and type(index.value) is int else region_key(region, index)
         found = region.subs.get(key)
         return Ref(ref.executor, region.sub(key) if found is None else found)
 
@@ -165,11 +165,13 @@ class SemaphoreRef:
         return self
 
     def __getitem__(self, index: Any) -> SemaphoreRef:
+        shape = self.shape
+        if type(index) is int and len(shape) == 1 and 0 <= index < shape[0]:
+            return SemaphoreRef(self.spec, self.flat + index, ())
         if type(index) is not tuple:
             index = (index,)
         if index == (Ellipsis,):
             return self
-        shape = self.shape
         if len(index) > len(shape):
             raise ShapeMismatchError(f"{self.spec.name}: {len(index)} indices for semaphores of shape {shape}")
         flat = 0

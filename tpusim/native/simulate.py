@@ -17,9 +17,10 @@ from tpusim.declare import Declared, resolve
 from tpusim.errors import CollectiveIdError, FindingError, NotModelledError, OptionError
 from tpusim.findings import Finding, Kind, Where
 from tpusim.machine.core import Core
+from tpusim.machine.machine import where_of
 from tpusim.machine.memory import BufferSpec, fresh_array, holds_sentinel
 from tpusim.machine.semaphores import SemaphoreSpec
-from tpusim.native.executor import Executor
+from tpusim.native.executor import DescriptorUse, Executor
 from tpusim.native.scan import Scanned, scan
 from tpusim.options import RunOptions
 from tpusim.program import Kernel
@@ -57,7 +58,10 @@ class Program:
         self.sizes = tuple(self.axis_sizes.values())
         self.mesh_text = ", ".join(f"{axis}={size}" for axis, size in self.axis_sizes.items())
         self.charges: dict[Any, int] = {}
-        self.descriptor_sites: dict[Any, bool] = {}
+        self.is_one_axis = len(self.sizes) == 1
+        self.fitting: set[Any] = set()
+        """Pairs of regions that a copy was found to fit."""
+        self.descriptor_uses: dict[int, DescriptorUse] = {}
         self.inputs = [_as_input(array, position) for position, array in enumerate(arrays)]
         shapes = [ShapeDtypeStruct(array.shape, array.dtype) for array in self.inputs]
         self.declared: Declared = resolve(kernel, shapes, self.axis_sizes)
@@ -300,10 +304,10 @@ class Program:
             Finding(
                 Kind.UNUSED_DESCRIPTOR,
                 "the descriptor made here was never started or waited for, on any device.",
-                where=_where(site),
+                where=where_of(use.site),
             )
-            for site, used in self.descriptor_sites.items()
-            if not used
+            for use in self.descriptor_uses.values()
+            if not use.is_used
         ]
 
     def outputs(self) -> tuple[Any, ...] | None:
@@ -369,12 +373,6 @@ def _argument_names(fn: Callable[..., None]) -> list[str]:
 def _definition(fn: Any) -> Where | None:
     code = getattr(fn, "__code__", None)
     return Where(code.co_filename, code.co_firstlineno) if code is not None else None
-
-
-def _where(site: Any) -> Where | None:
-    from tpusim.machine.machine import where_of
-
-    return where_of(site)
 
 
 def user_line(traceback: TracebackType | None) -> Where | None:

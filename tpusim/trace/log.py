@@ -48,14 +48,22 @@ class EventLog(Observer):
 
     def __init__(self) -> None:
         self.copies: list[Copy] = []
-        self.waits: list[Wait] = []
+        self._waits: list[tuple[Any, ...]] = []
         self.signals: list[SignalSent] = []
         self.computes: list[Compute] = []
-        self.copy_started = self.copies.append  # type: ignore[method-assign]  # the hook is the list itself
+        # The hottest hooks are bare appends.
+        self.copy_started = self.copies.append  # type: ignore[method-assign,assignment]
+        append = self._waits.append
 
-    def waited(self, core: Core, semaphore: Semaphore, amount: int, from_ps: int, to_ps: int, site: Any) -> None:
-        """Keep a satisfied wait."""
-        self.waits.append(Wait(core, semaphore, amount, from_ps, to_ps, site))
+        def waited(*event: Any) -> None:
+            append(event)
+
+        self.waited = waited  # type: ignore[method-assign]
+
+    @property
+    def waits(self) -> list[Wait]:
+        """Every satisfied wait."""
+        return [Wait._make(event) for event in self._waits]
 
     def signalled(self, core: Core, semaphore: Semaphore, amount: int, sent_ps: int, site: Any) -> None:
         """Keep a signal."""
