@@ -35,11 +35,7 @@ class FindingError(TpuSimError):
         super().__init__(finding.message)
 
     def __str__(self) -> str:
-        place = self.finding.where
-        if place is None or str(place) in self.finding.message:
-            return self.finding.message
-        head, *rest = self.finding.message.split("\n")
-        return "\n".join([f"{head}  [{place}]", *rest])
+        return self.finding.text
 
 
 class DeadlockError(FindingError):

@@ -117,10 +117,21 @@ class Finding:
         """``error`` or ``warning``, fixed by the kind."""
         return Severity.WARNING if self.kind in WARNINGS else Severity.ERROR
 
-    def __str__(self) -> str:
+    @property
+    def text(self) -> str:
+        """The message, its first line ending in device and line where it does not name them itself."""
+        places = []
+        if self.device is not None and "device" not in self.message:
+            places.append(f"device {self.device}")
+        if self.where is not None and str(self.where) not in self.message:
+            places.append(str(self.where))
+        if not places:
+            return self.message
         head, *rest = self.message.split("\n")
-        place = f"  [{self.where}]" if self.where and str(self.where) not in self.message else ""
-        return "\n".join([f"{self.kind}: {head}{place}", *rest])
+        return "\n".join([f"{head}  [{', '.join(places)}]", *rest])
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}"
 
     def explain(self) -> str:
         """The whole text: what, when, where, the second place, and how to see it again."""

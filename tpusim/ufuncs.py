@@ -48,8 +48,9 @@ class Ufunc:
     """One elementwise operation.
 
     ``function`` works on NumPy arrays of one dtype.  ``accepts`` lists the kinds of promoted dtype it
-    exists for (``b``, ``i``, ``u``, ``f``); for kinds in ``keeps`` it returns its operand.  ``integers``,
-    where given, is its meaning on Python integers: a shortcut for tracked scalars.
+    exists for (``b``, ``i``, ``u``, ``f``); for kinds in ``keeps`` it returns its operand.  ``weak`` says
+    what makes the result weak: the ``promoted`` dtype, that of the ``first`` operand, or ``never``.
+    ``integers``, where given, is its meaning on Python integers: a shortcut for tracked scalars.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Ufunc:
     function: Callable[..., Any]
     accepts: str = "biuf"
     keeps: str = ""
+    weak: str = "promoted"
     integers: Callable[..., int] | None = None
 
     def resolve(self, operands: Iterable[Any]) -> tuple[DType, DType, bool]:
@@ -66,12 +68,15 @@ class Ufunc:
 
         Raises ``ShapeMismatchError`` for dtypes the operation does not have.
         """
-        promoted, weak = join(*map(kind_of, operands))
+        kinds = tuple(map(kind_of, operands))
+        promoted, weak = join(*kinds)
         if kind_letter(promoted) not in self.accepts:
             raise ShapeMismatchError(f"{self.name} does not accept operands of dtype {promoted.name}")
         dtype = _OPERAND_DTYPE[self.rule](promoted)
         if self.rule in _RETURNS_BOOL:
             return dtype, BOOL, False
+        if self.weak != "promoted":
+            weak = self.weak == "first" and kinds[0][1]
         return dtype, dtype, weak and dtype is not BOOL
 
     def compute(self, operands: Iterable[NDArray], dtype: DType, out_dtype: DType) -> NDArray:
@@ -134,8 +139,9 @@ def _table() -> dict[str, Ufunc]:
     row("isnan", "ne", 1, predicate, np.isnan)
     row("isinf", "eq", 1, predicate, np.isinf)
     row("isfinite", "is_finite", 1, predicate, np.isfinite)
-    for name in ("exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "sin", "cos", "tan", "tanh"):
+    for name in ("exp", "exp2", "expm1", "log", "log1p", "sqrt", "sin", "cos", "tan", "tanh"):
         row(name, name, 1, inexact_, getattr(np, name))
+    row("log2", "log", 1, inexact_, np.log2, weak="never")
 
     table = {ufunc.name: ufunc for ufunc in rows}
     for alias, name in _ALIASES.items():
@@ -160,5 +166,5 @@ UFUNCS: Final = _table()
 ROUND: Final = Ufunc("round", "round", 1, Rule.SAME, np.round, keeps="iu")
 """Round half to even, without decimals."""
 
-INTEGER_POW: Final = Ufunc("power", "integer_pow", 2, Rule.NUMERIC, numerics.power)
+INTEGER_POW: Final = Ufunc("power", "integer_pow", 2, Rule.NUMERIC, numerics.power, weak="first")
 """Power with a Python integer as exponent, which JAX unrolls into multiplications."""

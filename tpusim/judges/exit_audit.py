@@ -33,7 +33,9 @@ def audit_exit(machine: Machine, log: EventLog) -> list[Finding]:
         copies = _unwaited(semaphore, brought.get(semaphore, []))
         places = tuple(sorted({str(where_of(copy.site)) for copy in copies}))
         groups.setdefault((str(semaphore), semaphore.value, places), []).append((semaphore, copies))
-    findings = [_finding(machine, group) for group in groups.values()]
+    last = {copy.src_sem: copy.site for copy in log.copies} | {copy.dst_sem: copy.site for copy in log.copies}
+    last |= {signal.semaphore: signal.site for signal in log.signals}
+    findings = [_finding(machine, group, last.get(group[0][0])) for group in groups.values()]
     return sorted(findings, key=lambda finding: finding.kind is not Kind.UNWAITED)
 
 
@@ -54,7 +56,7 @@ def _unwaited(semaphore: Semaphore, brought: list[tuple[Copy, int]]) -> list[Cop
     return []
 
 
-def _finding(machine: Machine, group: list[tuple[Semaphore, list[Copy]]]) -> Finding:
+def _finding(machine: Machine, group: list[tuple[Semaphore, list[Copy]]], last: object) -> Finding:
     semaphore, copies = group[0]
     who = device_ranges(machine, [s.device for s, _ in group])
     head = f"{semaphore} is left at {semaphore.value}{semaphore.unit} on {who} when the kernel exits"
@@ -64,16 +66,19 @@ def _finding(machine: Machine, group: list[tuple[Semaphore, list[Copy]]]) -> Fin
         leg = "wait_send" if semaphore is copy.src_sem else "wait_recv" if copy.is_remote else "wait"
         more = f" and {len(copies) - 1} more" if len(copies) > 1 else ""
         text = (
-            f"{head}: nobody waited ({leg}) for the copy from {copy.src_region} to {copy.dst_region}{more} "
-            f"started at {where_of(copy.site)}."
+            f"{head}: no {leg}() for the copy from {copy.src_region} to {copy.dst_region} started at "
+            f"{where_of(copy.site)}{more}."
         )
         return Finding(
             Kind.UNWAITED, text, device=place, argument=str(semaphore), where=where_of(copy.site),
             details={"devices": len(group), "value": semaphore.value},
         )  # fmt: skip
-    unit = "bytes are" if semaphore.unit else "signals are"
-    text = f"{head}: more {unit} added to it than waits take."
+    taken = semaphore.added - semaphore.value
+    text = (
+        f"{head}: {semaphore.added}{semaphore.unit} were added to it and waits took {taken}{semaphore.unit}; "
+        f"last added to at {where_of(last)}."
+    )
     return Finding(
-        Kind.LEAK, text, device=place, argument=str(semaphore),
+        Kind.LEAK, text, device=place, argument=str(semaphore), where=where_of(last),
         details={"devices": len(group), "value": semaphore.value},
     )  # fmt: skip

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tpusim.errors import CapacityError
 from tpusim.findings import Finding, Kind
 from tpusim.machine.memory import Buffer, BufferSpec, fresh_array, memory_table, sentinel
 from tpusim.machine.semaphores import Semaphore, SemaphoreSpec
@@ -24,10 +23,11 @@ if TYPE_CHECKING:
 class Scope:
     """Buffers and semaphores of one ``run_scoped``: their positions in every device's tables."""
 
-    __slots__ = ("items", "padded")
+    __slots__ = ("chain", "items", "padded")
 
     def __init__(self, outer: Scope | None) -> None:
         self.items: list[BufferSpec | SemaphoreSpec] = []
+        self.chain: tuple[Scope, ...] = (self, *(outer.chain if outer is not None else ()))
         self.padded: dict[MemorySpace, int] = dict(outer.padded) if outer is not None else {}
 
 
@@ -62,7 +62,7 @@ class Call:
         machine = self.machine
         spec = BufferSpec(
             len(self.specs), name, ref.space, ref.shape, ref.dtype, machine.tiling,
-            is_operand=is_operand, initialised=initialised,
+            is_operand=is_operand, initialised=initialised, scope=scope,
         )  # fmt: skip
         self.specs.append(spec)
         self._occupy(spec, scope)
@@ -86,10 +86,12 @@ class Call:
         self._semaphores += spec.size
         limit = self.machine.timing.chip.semaphores.count.integer
         if self._semaphores > limit:
-            raise CapacityError(
-                f"{self.name} uses {self._semaphores} semaphores; a core of {self.machine.chip.name} has {limit}. "
-                f"The last ones: {name}{list(shape)}."
+            rows = "\n".join(f"  {item.name:<24} {item.size}" for item in self.semaphore_specs)
+            message = (
+                f"{self.name} uses {self._semaphores} semaphores, {self._semaphores - limit} too many; "
+                f"a core of {self.machine.chip.name} has {limit}.\n{rows}"
             )
+            self.machine.report(Finding(Kind.CAPACITY, message))
         for device, table in enumerate(self.semaphores):
             row = [Semaphore(spec, device, flat) for flat in range(spec.size)]
             for semaphore in row:
@@ -124,7 +126,8 @@ class Call:
             if isinstance(item, BufferSpec):
                 buffer = self.buffers[device][item.position]
                 for copy in (*buffer.writing, *buffer.reading):
-                    self.machine.report_outside_lifetime(copy)
+                    ends = f"the run_scoped of {item.name} ends on device {self.machine.coordinates(device)}"
+                    self.machine.report_outside_lifetime(copy, ends)
                 buffer.alive = False
             else:
                 for semaphore in self.semaphores[device][item.position]:
@@ -152,10 +155,10 @@ class Call:
         rows = [
             (item.name, item.space, item.shape, item.dtype, item.padded_bytes)
             for item in self.specs
-            if item.space is space
+            if item.space is space and (item.scope is None or (scope is not None and item.scope in scope.chain))
         ]
         message = (
-            f"{self.name} needs {format_bytes(total)} of {space.name}; {what}.\n"
+            f"{self.name} needs {format_bytes(total)} of {space.name}, {format_bytes(total - limit)} too much; {what}.\n"
             f"With tile padding:\n{memory_table(rows)}"
         )
         self.machine.report(Finding(Kind.CAPACITY, message))

@@ -141,8 +141,9 @@ class Machine:
         if not semaphore.alive:
             self._report(
                 Kind.LIFETIME,
-                f"a signal to {semaphore} reaches device {self.coordinates(semaphore.device)} outside the call or "
-                "scope that owns the semaphore. Only a barrier can tell the sender that its target is there.",
+                f"a signal from device {self.coordinates(event.core.device)} reaches {semaphore} on device "
+                f"{self.coordinates(semaphore.device)} outside the call or run_scoped that owns it: a wait for it, or a "
+                "barrier, has to keep the target there.",
                 event.core.device,
                 event.site,
                 time_ps=self.env.now,
@@ -191,20 +192,24 @@ class Machine:
         if self.max_events is not None:
             count = min(count, self.max_events - self.events)
             if count <= 0:
-                self.report_livelock(f"the run passed max_events = {self.max_events}")
-        step = env.step
+                if env.peek() < FOREVER_PS:
+                    self.report_livelock(f"the run passed max_events = {self.max_events}")
+                return False
+        step, ran = env.step, 0
         try:
             if self.max_ps == FOREVER_PS:
-                for _ in range(count):
+                for ran in range(1, count + 1):  # noqa: B007  # it is read below, also after an error
                     step()
             else:
-                for _ in range(count):
+                for ran in range(1, count + 1):  # noqa: B007
                     if FOREVER_PS > env.peek() > self.max_ps:
                         self.report_past_max_time()
                     step()
         except EmptySchedule:
+            ran -= 1
             return False
-        self.events += count
+        finally:
+            self.events += ran
         return True
 
     # -- findings -------------------------------------------------------------------------------
@@ -247,7 +252,8 @@ class Machine:
         if copy.src is dst and copy.src_region.overlaps(region):
             self._report(
                 Kind.RACE,
-                f"copy from {copy.src_region} to {region}: source and destination overlap.",
+                f"copy from {copy.src_region} to {region} on device {self.coordinates(dst.device)}: source and "
+                "destination overlap, and nothing says in which order the bytes move.",
                 core.device,
                 copy.site,
                 argument=str(region),
@@ -257,12 +263,23 @@ class Machine:
         if racing is not None and racing is not copy:
             self.report_race(core, "copy to", dst, region, racing, copy.site)
 
-    def report_outside_lifetime(self, copy: Copy) -> None:
-        """A copy that touches a buffer outside its owner's call or scope."""
+    def report_outside_lifetime(self, copy: Copy, ends: str = "") -> None:
+        """A copy that touches a buffer outside its owner's call or scope; ``ends``: what ends meanwhile."""
+        source, target = self.coordinates(copy.src.device), self.coordinates(copy.dst.device)
+        away = "" if source == target else f" on device {source}"
+        if ends:
+            text = (
+                f"{ends} while a copy from {copy.src_region}{away} to {copy.dst_region} on device {target} is in flight: "
+                "wait for it before."
+            )
+        else:
+            text = (
+                f"a copy from {copy.src_region}{away} reaches {copy.dst_region} on device {target} outside the call or "
+                "run_scoped that owns it: a wait for it, or a barrier, has to keep the target there."
+            )
         self._report(
             Kind.LIFETIME,
-            f"a copy to {copy.dst_region} reaches device {self.coordinates(copy.dst.device)} outside the call or scope "
-            "that owns the buffer. Only a barrier can tell the sender that its target is there.",
+            text,
             copy.core.device,
             copy.site,
             argument=str(copy.dst_region),
@@ -273,7 +290,8 @@ class Machine:
         """A copy that sends memory nobody has written."""
         self._report(
             Kind.UNINITIALISED,
-            f"copy from {copy.src_region}: nothing has been written to {copy.src.spec.name} before it is sent.",
+            f"copy from {copy.src_region} on device {self.coordinates(copy.src.device)} to device "
+            f"{self.coordinates(copy.dst.device)}: nothing has been written to {copy.src.spec.name} before it is sent.",
             copy.core.device,
             copy.site,
             argument=str(copy.src_region),
@@ -300,28 +318,37 @@ class Machine:
             device=self.coordinates(core.device),
         )
 
-    def report_past_max_time(self) -> None:
-        """A core's clock passed ``max_time``."""
-        self.report_livelock(f"the run passed max_time = {Duration(self.max_ps)}")
+    def report_past_max_time(self, core: Core | None = None) -> None:
+        """The global clock, or that of ``core``, passed ``max_time``."""
+        self.report_livelock(f"the run passed max_time = {Duration(self.max_ps)}", core)
 
-    def report_livelock(self, reason: str) -> None:
-        """The run passed a limit."""
-        self.report(self._livelock_finding(reason))
+    def report_livelock(self, reason: str, core: Core | None = None) -> None:
+        """The run passed a limit; ``core`` is at work, or nobody."""
+        self.report(self._livelock_finding(reason, core))
 
-    def _livelock_finding(self, reason: str) -> Finding:
+    def _livelock_finding(self, reason: str, at_work: Core | None = None) -> Finding:
         lines = [f"{reason}; t = {Duration(self.env.now)}, {self.events} events."]
         for core in self.cores[:8]:
             state = "done" if core.done else f"running, its clock at {Duration(core.now)}"
             if core.blocked is not None:
                 blocked = core.blocked
+                unit = blocked.semaphore.unit
                 state = (
-                    f"waits for {blocked.amount} on {blocked.semaphore} (value {blocked.semaphore.value})  "
+                    f"waits for {blocked.amount}{unit} on {blocked.semaphore} (value {blocked.semaphore.value}{unit})  "
                     f"{where_of(blocked.site)}"
                 )
             lines.append(f"  device {self.coordinates(core.device)}: {state}")
         if len(self.cores) > 8:
             lines.append(f"  and {len(self.cores) - 8} more devices")
-        return Finding(Kind.LIVELOCK, "\n".join(lines), time_ps=self.env.now)
+        shown = at_work or next((core for core in self.cores if core.blocked is not None), None)
+        blocked = shown.blocked if shown is not None else None
+        return Finding(
+            Kind.LIVELOCK,
+            "\n".join(lines),
+            device=self.coordinates(shown.device) if shown is not None else None,
+            where=where_of(blocked.site) if blocked is not None else None,
+            time_ps=self.env.now if at_work is None else at_work.now,
+        )
 
 
 class _Exit:
@@ -344,7 +371,7 @@ class _Exit:
         for buffer in call.buffers[device]:
             for copy in buffer.writing:
                 if copy.core is not self.core:
-                    machine.report_outside_lifetime(copy)
+                    machine.report_outside_lifetime(copy, f"device {machine.coordinates(device)} leaves the kernel")
             buffer.alive = False
         for row in call.semaphores[device]:
             for semaphore in row:

@@ -43,12 +43,12 @@ class BufferSpec:
     """The static side of a buffer, shared by all devices.
 
     ``padded_bytes`` is what it occupies with tile padding; ``position`` its place in each core's
-    buffer table.
+    buffer table; ``scope`` the ``run_scoped`` it lives in, ``None`` for the whole call.
     """
 
     __slots__ = (
         "bits", "dtype", "initialised", "is_operand", "name", "nbytes", "padded_bytes", "position",
-        "shape", "space", "space_code", "tiling", "whole",
+        "scope", "shape", "space", "space_code", "tiling", "whole",
     )  # fmt: skip
 
     def __init__(
@@ -62,7 +62,9 @@ class BufferSpec:
         *,
         is_operand: bool = False,
         initialised: bool = False,
+        scope: object = None,
     ) -> None:
+        self.scope = scope
         self.position = position
         self.name = name
         self.space = MemorySpace.HBM if space is MemorySpace.ANY else space
@@ -126,7 +128,7 @@ class Region:
         self.kept = kept
         self.shape = tuple(box[dim][1] for dim in kept)
         self.index = tuple(
-            slice(start, start + (size - 1) * stride + 1, stride) if dim in kept else start
+            slice(start, start + (size - 1) * stride + 1 if size else start, stride) if dim in kept else start
             for dim, (start, size, stride) in enumerate(box)
         )
         self.size = 1
@@ -190,9 +192,7 @@ class Region:
 
     def _cut(self, key: tuple[Index, ...]) -> Region:
         if len(key) > len(self.kept):
-            raise ShapeMismatchError(
-                f"{self.spec.name}: {len(key)} indices for a ref of shape {self.shape}"
-            )
+            raise ShapeMismatchError(f"{self}: {len(key)} indices for a ref of shape {self.shape}")
         box, kept = list(self.box), list(self.kept)
         for dim, part in zip(self.kept, key, strict=False):
             start, size, stride = self.box[dim]
@@ -201,11 +201,12 @@ class Region:
                 kept.remove(dim)
             else:
                 first, count, step = part if len(part) == 3 else (*part, 1)
+                if count < 0 or step < 1:
+                    raise ShapeMismatchError(f"{self}: a slice of {count} elements with stride {step} cannot be")
             last = first + (count - 1) * step
-            if first < 0 or (count and last >= size):
-                text = str(first) if isinstance(part, int) else f"{first}:{last + 1}"
+            if first < 0 or first > size or (count and last >= size):
                 raise OutOfBoundsError(
-                    f"out-of-bounds: {self}[{self._key_text(key)}]: index {text} leaves dimension "
+                    f"{self}[{self._key_text(key)}]: index {self._key_text((part,))} leaves dimension "
                     f"{self.kept.index(dim)} of size {size}"
                 )
             box[dim] = (start + first * stride, count, stride * step)
@@ -224,7 +225,7 @@ class Region:
         return ", ".join(parts)
 
     def overlaps(self, other: Region) -> bool:
-        """Whether the two regions of one buffer share an element (strided ones: may share)."""
+        """Whether the two regions of one buffer share an element."""
         if self.lo >= other.hi or other.lo >= self.hi:
             return False
         if self.dense and other.dense:
@@ -232,7 +233,7 @@ class Region:
         for (a, n, s), (b, m, t) in zip(self.box, other.box, strict=True):
             if a >= b + (m - 1) * t + 1 or b >= a + (n - 1) * s + 1:
                 return False
-            if s == t and s > 1 and (a - b) % s:
+            if (s > 1 or t > 1) and not _share_an_index(range(a, a + n * s, s), range(b, b + m * t, t)):
                 return False
         return True
 
@@ -250,7 +251,14 @@ class Region:
                 parts.append(f"{start}:{end}" + (f":{stride}" if stride != 1 else ""))
         while parts and parts[-1] == ":":
             parts.pop()
-        return f"{self.spec.name}[{', '.join(parts)}]"
+        return f"{self.spec.name}[{', '.join(parts)}]" if parts else self.spec.name
+
+
+def _share_an_index(a: range, b: range) -> bool:
+    """Whether two strided index sets meet."""
+    if len(b) < len(a):
+        a, b = b, a
+    return any(index in b for index in a)
 
 
 def _extent(

@@ -61,12 +61,18 @@ def interpret_in_subprocess(
 
 
 def declare_host_devices(count: int) -> None:
-    """Give this process ``count`` virtual CPU devices; raises :class:`OptionError` once jax is imported."""
+    """Give this process ``count`` virtual CPU devices; raises :class:`OptionError` once jax is imported.
+
+    Each device of interpret mode blocks a thread of XLA inside a Python callback, and converting a large
+    argument of a callback needs one more.  XLA has as many as the computer has cores, so with few cores
+    jax 0.10 hangs; ``PJRT_NPROC`` gives it enough.
+    """
     if "jax" in sys.modules:
         raise OptionError("the virtual devices of the host must be declared before jax is imported")
     flags = [f for f in os.environ.get("XLA_FLAGS", "").split() if "host_platform_device_count" not in f]
     os.environ["XLA_FLAGS"] = " ".join([*flags, f"--xla_force_host_platform_device_count={count}"])
     os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["PJRT_NPROC"] = str(max(4 * count, os.cpu_count() or 1))
 
 
 def save_arrays(path: Path, arrays: Sequence[Any]) -> None:

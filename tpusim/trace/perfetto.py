@@ -20,19 +20,17 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from tpusim.machine.machine import where_of
 from tpusim.topology import link
 from tpusim.trace.flows import arrows
 from tpusim.trace.lanes import pack
 from tpusim.trace.log import SignalSent
-from tpusim.units import PS_PER_S, PS_PER_US, json_safe
+from tpusim.trace.names import Names, inside
+from tpusim.units import PS_PER_S, json_safe
 
 if TYPE_CHECKING:
     from tpusim.machine.core import Core
     from tpusim.machine.dma import Copy
     from tpusim.machine.fabric import Resource
-    from tpusim.machine.memory import Region
-    from tpusim.machine.semaphores import Semaphore
     from tpusim.result import Result
 
 _CORE_TRACK = 1
@@ -104,13 +102,9 @@ class _Events:
         self.count = len(self.place.devices)
         self.links_pid = self.count
         self.hbm_pid = self.count + 1
-        sizes = tuple(self.place.axis_sizes.values())
-        self.coords = [str(_unravel(device, sizes)) for device in range(self.count)]
         self.end_ps = max([int(result.time), *(copy.written_ps for copy in self.log.copies)])
-        self.us = _Microseconds()
-        self._regions: dict[int, str] = {}
-        self._semaphores: dict[Semaphore, str] = {}
-        self._sites: dict[Any, str] = {}
+        self.names = Names(result.place)
+        self.coords, self.us = self.names.coords, self.names.us
 
     def all(self) -> Iterator[str]:
         """Every event; what concerns one track stands together."""
@@ -130,33 +124,6 @@ class _Events:
         yield f'{{"ph":"M","pid":{pid},"tid":{tid},"name":"thread_name","args":{{"name":{json.dumps(name)}}}}}'
         yield f'{{"ph":"M","pid":{pid},"tid":{tid},"name":"thread_sort_index","args":{{"sort_index":{tid}}}}}'
 
-    def _device_name(self, device: int) -> str:
-        slice_ = self.place.slice
-        place = slice_.coords(self.place.devices[device])
-        chip = f"({','.join(map(str, place[: len(slice_.shape)]))})"
-        core = f" core {place[3]}" if slice_.devices_per_chip > 1 else ""
-        return f"device {self.coords[device]} chip {chip}{core}"
-
-    def _region(self, region: Region) -> str:
-        text = self._regions.get(id(region))
-        if text is None:
-            text = self._regions[id(region)] = _inside(str(region))
-        return text
-
-    def _semaphore(self, semaphore: Semaphore) -> str:
-        text = self._semaphores.get(semaphore)
-        if text is None:
-            text = self._semaphores[semaphore] = _inside(str(semaphore))
-        return text
-
-    def _site(self, site: Any) -> str:
-        # the hash of a code object covers all its content: too slow for every event
-        key = (id(site[0]), site[1]) if type(site) is tuple else site
-        text = self._sites.get(key)
-        if text is None:
-            text = self._sites[key] = _inside(str(where_of(site) or ""))
-        return text
-
     def _slice(self, pid: int, tid: int, begin_ps: int, end_ps: int, name: str, category: str, args: str = "") -> str:
         us = self.us
         return (
@@ -169,27 +136,27 @@ class _Events:
     def _cores(self) -> Iterator[str]:
         for core in self.result.cores:
             pid = core.device
-            yield from self._process(pid, self._device_name(pid))
+            yield from self._process(pid, self.names.device(pid))
             yield from self._track(pid, _CORE_TRACK, "core")
             if core.call is not None:
                 end = core.exited_ps if core.exited_ps >= 0 else max(self.end_ps, core.now)
-                yield self._slice(pid, _CORE_TRACK, core.entered_ps, end, _inside(core.call.name), "call")
+                yield self._slice(pid, _CORE_TRACK, core.entered_ps, end, inside(core.call.name), "call")
             if core.blocked is not None:
                 yield self._blocked(core)
         for compute in self.log.computes:
             pid, operation, begin, end = compute.core.device, compute.operation, compute.from_ps, compute.to_ps
-            yield self._slice(pid, _CORE_TRACK, begin, end, _inside(operation), "compute", self._at(compute.site))
+            yield self._slice(pid, _CORE_TRACK, begin, end, inside(operation), "compute", self._at(compute.site))
         for wait in self.log.waits:
             begin, end = wait.from_ps, wait.to_ps
             args = f'"amount":{wait.amount},{self._at(wait.site)}'
-            name = f"wait {self._semaphore(wait.semaphore)}"
+            name = f"wait {self.names.semaphore(wait.semaphore)}"
             yield self._slice(wait.core.device, _CORE_TRACK, begin, end, name, "wait", args)
         for signal in self.log.signals:
             end = signal.sent_ps
             begin = end - signal.core.machine.timing.signal_ps
             target = self.coords[signal.semaphore.device]
             args = f'"amount":{signal.amount},{self._at(signal.site)}'
-            name = f"signal {self._semaphore(signal.semaphore)} {target}"
+            name = f"signal {self.names.semaphore(signal.semaphore)} {target}"
             yield self._slice(signal.core.device, _CORE_TRACK, begin, end, name, "signal", args)
 
     def _blocked(self, core: Core) -> str:
@@ -198,11 +165,11 @@ class _Events:
             return ""
         begin, end = blocked.since_ps, max(self.end_ps, blocked.since_ps)
         args = f'"amount":{blocked.amount},"value":{blocked.semaphore.value},"satisfied":false,{self._at(blocked.site)}'
-        name = f"wait {self._semaphore(blocked.semaphore)} for ever"
+        name = f"wait {self.names.semaphore(blocked.semaphore)} for ever"
         return self._slice(core.device, _CORE_TRACK, begin, end, name, "wait", args)
 
     def _at(self, site: Any) -> str:
-        return f'"site":"{self._site(site)}"'
+        return f'"site":"{self.names.site(site)}"'
 
     # -- copies ---------------------------------------------------------------------------------
 
@@ -231,9 +198,9 @@ class _Events:
         """The start on the core; on its lane the copy with its latency, transfer and hops inside it."""
         issued, begin, read, written = copy.issued_ps, copy.begin_ps, copy.read_ps, copy.written_ps
         end = self._ended(copy)
-        src, dst = self._region(copy.src_region), self._region(copy.dst_region)
+        src, dst = self.names.region(copy.src_region), self.names.region(copy.dst_region)
         to = self.coords[copy.dst.device]
-        site = self._site(copy.site)
+        site = self.names.site(copy.site)
         us = self.us
         start_us = us[issued]
         yield (
@@ -298,7 +265,7 @@ class _Events:
                     first + lane,
                     copy.begin_ps,
                     end,
-                    f"{self._region(copy.dst_region)} {way}",
+                    f"{self.names.region(copy.dst_region)} {way}",
                     "link",
                     f'"wire_bytes":{copy.wire_bytes}',
                 )
@@ -318,40 +285,23 @@ class _Events:
                     times = changes[resource] = {}
                 times[begin] = times.get(begin, 0) + rate * weight
                 times[read] = times.get(read, 0) - rate * weight
-        hbms = set(self.result.hbms)
-        if not hbms.isdisjoint(changes):
+        if not changes:
+            return
+        wiring = self.result.cores[0].machine.wiring
+        memories = {memory: f"HBM {self.names.memory(unit)}" for unit, memory in wiring.hbms.items()}
+        names = memories | {used: f"link {link(self.place.slice, index)}" for index, used in wiring.links.items()}
+        if not changes.keys().isdisjoint(memories):
             yield from self._process(self.hbm_pid, "HBM")
         us = self.us
-        for resource in sorted(changes, key=lambda resource: resource.name):
-            pid = self.hbm_pid if resource in hbms else self.links_pid
-            head = f'{{"ph":"C","pid":{pid},"tid":0,"name":{json.dumps(resource.name)},"ts":'
+        for resource, name in names.items():
+            pid = self.hbm_pid if resource in memories else self.links_pid
+            head = f'{{"ph":"C","pid":{pid},"tid":0,"name":{json.dumps(name)},"ts":'
             rate = 0
-            for at, change in sorted(changes[resource].items()):
+            for at, change in sorted(changes.get(resource, {}).items()):
                 if change:
                     rate += change
                     yield f'{head}{us[at]},"args":{{"B/s":{rate}}}}}'
 
 
-class _Microseconds(dict[int, str]):
-    """Picoseconds -> microseconds as text; devices in step share most of their times."""
-
-    def __missing__(self, time_ps: int) -> str:
-        text = self[time_ps] = repr(time_ps / PS_PER_US)
-        return text
-
-
-def _inside(text: str) -> str:
-    """``text`` as it stands between the quotes of a JSON string."""
-    return json.dumps(text)[1:-1]
-
-
 def _known(time_ps: int) -> str:
     return str(time_ps) if time_ps >= 0 else "null"
-
-
-def _unravel(index: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    coords: list[int] = []
-    for size in reversed(sizes):
-        index, place = divmod(index, size)
-        coords.append(place)
-    return tuple(reversed(coords))

@@ -1,0 +1,36 @@
+"""Shared by all tests: Hypothesis profiles, and interpret mode one run at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("dev", deadline=None, print_blob=True)
+settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True, max_examples=60)
+settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Without jax, the tests that need it are skipped and the rest must pass."""
+    if find_spec("jax") is None:
+        for item in items:
+            if item.get_closest_marker("jax"):
+                item.add_marker(pytest.mark.skip(reason="needs jax: pip install 'tpusim[pallas]'"))
+
+
+@pytest.fixture
+def interpret() -> Iterator[Any]:
+    """``interpret_in_subprocess``, one run at a time over all workers: it wants every core of a small machine."""
+    from tpusim.pallas import interpret_in_subprocess
+
+    with Path(tempfile.gettempdir(), "tpusim-interpret.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield interpret_in_subprocess
