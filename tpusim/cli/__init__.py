@@ -14,13 +14,12 @@ import typer
 
 from tpusim.cli.chips import chips
 from tpusim.cli.console import one_line
-from tpusim.cli.doctor import doctor
+from tpusim.cli.doctor import doctor, version_of
 from tpusim.cli.kernels import kernels
 from tpusim.cli.new import new
 from tpusim.cli.run import run
 from tpusim.cli.status import Status
 from tpusim.errors import NotModelledError, OptionError
-from tpusim.version import version_of
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
