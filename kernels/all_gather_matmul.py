@@ -118,7 +118,7 @@ kernel = tpusim.Kernel(
 )
 
 
-def inputs(devices=4, shape=(128, 256), dtype="float32", seed=0, columns=128):
+def inputs(devices=4, shape=(128, 256), dtype="float32", seed=0, columns=512):
     """Global ``X`` and ``W``; ``shape`` is one device's shard of X, ``columns`` the width of its shard of W."""
     rng = np.random.default_rng(seed)
     m, k = shape

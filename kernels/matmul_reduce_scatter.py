@@ -130,7 +130,7 @@ kernel = tpusim.Kernel(
 )
 
 
-def inputs(devices=4, shape=(128, 128), dtype="float32", seed=0, columns=256):
+def inputs(devices=4, shape=(128, 512), dtype="float32", seed=0, columns=256):
     """Global ``X`` and ``W``; ``shape`` is one block of a device's shard of X, which has ``devices`` of them.
 
     ``columns`` is the width of W and of Y.

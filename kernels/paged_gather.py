@@ -77,7 +77,7 @@ kernel = tpusim.Kernel(
 )
 
 
-def inputs(devices=1, shape=(16, 16, 128), dtype="float32", seed=0, count=24):
+def inputs(devices=1, shape=(16, 8, 128), dtype="float32", seed=0, count=24):
     """Global ``indices, pages``; ``shape`` is one device's pool, ``count`` how many pages it gathers."""
     rng = np.random.default_rng(seed)
     indices = rng.integers(0, shape[0], devices * count).astype("int32")

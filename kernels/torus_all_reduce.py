@@ -106,6 +106,7 @@ def flow(number, first, second, direction, here, x_ref, o_ref, scratch):
         return make_async_copy(source, part(k), scratch.local_sem.at[number])
 
     load(0).start()
+    yield
     load(0).wait()
     yield from reduce(number, 0, outer, part, chunk, 0, scratch, load)
 
@@ -118,6 +119,7 @@ def flow(number, first, second, direction, here, x_ref, o_ref, scratch):
     own = o_ref.at[ds(start + inner.index * block, block)]
     store = make_async_copy(subpart(inner.size - 1), own, scratch.local_sem.at[number])
     store.start()
+    yield
     store.wait()
     yield from gather(number, 0, inner, start, block, o_ref, scratch)
     yield from gather(number, inner.size - 1, outer, base, chunk, o_ref, scratch)

@@ -108,19 +108,19 @@ def fair_rates(flows, capacities, number):
 def oracle(capacities, cases, number=Fraction):
     """End times in ps, solved from nothing over all resources at every begin and end.
 
-    An end is the first whole picosecond at which nothing is left, as in the fabric.
+    An end is the first whole picosecond at which nothing is left but what a millionth of one would move.
     """
     peaks = [min([c.limit, *(capacities[r] // c.crossed.count(r) for r in c.crossed)]) for c in cases]
     left = {}
     ends = [-1] * len(cases)
     coming = sorted(range(len(cases)), key=lambda i: cases[i].begin)
-    tiny = 0 if number is Fraction else 1e-6
+    tiny = number(1e-6)
     now = 0
     while left or coming:
         flying = sorted(left)
         rates = fair_rates([(cases[i].crossed, peaks[i], cases[i].priority) for i in flying], capacities, number)
         dues = {
-            i: now + ceil(left[i] * PS_PER_S / rate)
+            i: now + max(ceil(left[i] * PS_PER_S / rate - tiny), 0)
             for i, rate in zip(flying, rates, strict=True)
             if rate or not left[i]
         }

@@ -14,7 +14,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -87,8 +87,15 @@ def simulated(core: Recorder, value: Any, data: bool = True) -> Any:
     return Array(core, value if data else None, value.shape, value.dtype)
 
 
-def as_jax(value: Any) -> Any:
-    return jnp.asarray(value) if isinstance(value, np.ndarray) else value
+def under_jit(function: Any, arguments: Any) -> Any:
+    """What a trace gives: arrays, 0-d ones included, are traced, Python numbers are not."""
+    arrays = [jnp.asarray(item) for item in arguments if isinstance(item, np.ndarray)]
+
+    def traced(*arrays: Any) -> Any:
+        rest = iter(arrays)
+        return function(jnp, *(next(rest) if isinstance(item, np.ndarray) else item for item in arguments))
+
+    return jnp.asarray(jax.jit(traced)(*arrays))
 
 
 def run(function: Any, arguments: Any, data: bool) -> tuple[Any, Recorder]:
@@ -99,7 +106,7 @@ def run(function: Any, arguments: Any, data: bool) -> tuple[Any, Recorder]:
 def assert_same(ours: Any, theirs: Any, rtol: float | None = None) -> None:
     """Equal shape, dtype, weakness and, up to rounding, values."""
     assert isinstance(ours, Array | Scalar), ours
-    name = ours.dtype.name
+    name: str = ours.dtype.name
     assert (ours.shape, name) == (theirs.shape, theirs.dtype.name)
     assert name == "bool" or ours.weak == theirs.weak_type
     if isinstance(ours, Scalar):
@@ -120,10 +127,18 @@ def assert_same(ours: Any, theirs: Any, rtol: float | None = None) -> None:
     assert np.all(close | at_limit), (data, theirs)
 
 
+def is_rewritten(*arguments: Any) -> bool:
+    """Whether XLA turns a product or quotient into a selection, so that 0 * inf and 0 / 0 give 0."""
+    kinds = [
+        kind_letter(np.asarray(item).dtype if isinstance(item, np.ndarray) else promote(item)[0]) for item in arguments
+    ]
+    return "b" in kinds and (kinds != ["b", "b"] or not np.all(arguments[1]))
+
+
 def check(function: Any, *arguments: Any, rtol: float | None = None) -> None:
     """``function(np, *arguments)`` means the same with both namespaces, with and without data."""
     try:
-        theirs = function(jnp, *map(as_jax, arguments))
+        theirs = under_jit(function, arguments)
     except REFUSALS as error:
         if any(gap in str(error) for gap in JAX_GAPS):
             return
@@ -229,7 +244,13 @@ def test_binary_function(name, data):
     dtype = (data.draw(st.sampled_from((*WIDE, *NARROW))),)
     dtypes = dtype if data.draw(st.booleans()) else WIDE
     x, y = data.draw(operand(dtypes, python=True)), data.draw(operand(dtypes, python=True))
-    check(lambda np_, a, b: getattr(np_, name)(a, b), x, y)
+    assume(name not in ("multiply", "divide") or not is_rewritten(x, y))
+    check(lambda np_, a, b: getattr(np_, name)(a, b), x, y, rtol=loosened(name == "power", x, y))
+
+
+def loosened(is_power: bool, *arguments: Any) -> float | None:
+    """A tolerance for powers of small floats, which JAX multiplies up with a rounding each time."""
+    return 0.1 if is_power and promote(*arguments)[0].itemsize == 2 else None
 
 
 @pytest.mark.parametrize("name", ALIASES)
@@ -317,7 +338,7 @@ def test_product(name, data):
     if kind_letter(b.dtype) == "f":
         b = tame(b)
     preferred = data.draw(st.sampled_from([None, "float32" if "float32" in pair else "int32"]))
-    if pair == ("bool",) or "int32" in pair and "float32" in pair:
+    if pair == ("bool",) or ("int32" in pair and "float32" in pair):
         preferred = None
     check(
         lambda np_, x, y: getattr(np_, name)(x, y, preferred_element_type=preferred), a, b,
@@ -481,8 +502,10 @@ OPERATORS = {
 def test_operator_on_scalars(symbol, data):
     x = data.draw(operand(("int32", "int32", *WIDE), shapes=((),)))
     y = data.draw(operand(("int32", "int32", *WIDE), shapes=((),), python=True))
-    check(lambda np_, a, b: OPERATORS[symbol](a, b), x, y)
-    check(lambda np_, a, b: OPERATORS[symbol](b, a), x, y)
+    assume(symbol not in ("*", "/") or not is_rewritten(x, y))
+    rtol = loosened(symbol == "**", x, y)
+    check(lambda np_, a, b: OPERATORS[symbol](a, b), x, y, rtol=rtol)
+    check(lambda np_, a, b: OPERATORS[symbol](b, a), x, y, rtol=rtol)
 
 
 @pytest.mark.parametrize("symbol", OPERATORS)
@@ -491,8 +514,10 @@ def test_operator_on_scalars(symbol, data):
 def test_operator_of_array_and_scalar(symbol, data):
     x = data.draw(operand(WIDE, shapes=((3,),)))
     y = data.draw(operand(WIDE, shapes=((), (3,)), python=True))
-    check(lambda np_, a, b: OPERATORS[symbol](a, b), x, y)
-    check(lambda np_, a, b: OPERATORS[symbol](b, a), x, y)
+    assume(symbol not in ("*", "/") or not is_rewritten(x, y))
+    rtol = loosened(symbol == "**", x, y)
+    check(lambda np_, a, b: OPERATORS[symbol](a, b), x, y, rtol=rtol)
+    check(lambda np_, a, b: OPERATORS[symbol](b, a), x, y, rtol=rtol)
 
 
 @given(value=operand())

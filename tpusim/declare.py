@@ -102,6 +102,20 @@ def axes_size(axis: str | tuple[str, ...], axis_sizes: Mapping[str, int]) -> int
     return prod(axis_sizes[name] for name in names)
 
 
+def as_scratch(entry: Any) -> MemoryRef | SemaphoreArray:
+    """A scratch declaration in full, of ``scratch_shapes`` or ``run_scoped``; raises :class:`OptionError`."""
+    if isinstance(entry, SemaphoreType):
+        return SemaphoreArray(entry, ())
+    if isinstance(entry, MemoryRef) and entry.space not in (MemorySpace.VMEM, MemorySpace.SMEM):
+        raise OptionError(
+            f"{entry.space!r}({entry.shape}, {entry.dtype.name}): Pallas has scratch in VMEM and SMEM only; "
+            "declare a buffer in HBM as one more output"
+        )
+    if not isinstance(entry, MemoryRef | SemaphoreArray):
+        raise OptionError(f"scratch is a buffer such as VMEM((8, 128), 'float32') or a semaphore, not {entry!r}")
+    return entry
+
+
 def device_id_problem(device_id: Any, axis_sizes: Mapping[str, int]) -> str | None:
     """Why ``device_id`` cannot name a device of this mesh, or ``None``; looks only at known integers."""
     if isinstance(device_id, dict):
@@ -117,14 +131,32 @@ def device_id_problem(device_id: Any, axis_sizes: Mapping[str, int]) -> str | No
         if len(ids) != len(axis_sizes):
             return (
                 f"Number of device ids must match the number of mesh axes, but got {len(ids)} ids "
-                f"for a {len(axis_sizes)}D mesh."
+                f"for a {len(axis_sizes)}D mesh. Give one coordinate for each of {tuple(axis_sizes)}, or a dict."
             )
         parts = [((name,), value) for name, value in zip(axis_sizes, ids, strict=True)]
     for names, value in parts:
         size = prod(axis_sizes[name] for name in names)
+        if value is None or isinstance(value, bool | float | str | tuple | dict):
+            return f"a device id holds integers, not {value!r}."
         if isinstance(value, int) and not 0 <= value < size:
             return f"device id {device_id!r} is outside the mesh {_mesh_text(axis_sizes)}."
     return None
+
+
+def missing_collective_id(name: str) -> str:
+    """What a kernel is told that takes the barrier semaphore without a ``collective_id``."""
+    return (
+        f"{name} uses the barrier semaphore and has no collective_id: give the kernel "
+        "collective_id=0 (another number for each kernel that synchronises differently)."
+    )
+
+
+def unused_collective_id(name: str, collective_id: int) -> str:
+    """What a kernel is told that has a ``collective_id`` and never takes the barrier semaphore."""
+    return (
+        f"{name} has collective_id={collective_id} and never calls get_barrier_semaphore(): "
+        "the compiler refuses a collective_id that is not used; leave it out."
+    )
 
 
 def global_shape(shard: ShapeDtypeStruct, dims: Dims, axis_sizes: Mapping[str, int]) -> ShapeDtypeStruct:
@@ -232,14 +264,7 @@ def _specs(say: _Complaints, option: str, value: Any, count: int) -> tuple[Block
 def _scratch(say: _Complaints, value: Any) -> tuple[MemoryRef | SemaphoreArray, ...]:
     if not isinstance(value, tuple | list):
         say.no(f"scratch_shapes must be a tuple, not {value!r}")
-    scratch: list[MemoryRef | SemaphoreArray] = []
-    for entry in value:
-        if isinstance(entry, SemaphoreType):
-            entry = SemaphoreArray(entry, ())
-        if not isinstance(entry, MemoryRef | SemaphoreArray):
-            say.no(f"scratch_shapes holds buffers such as VMEM((8, 128), 'float32') and semaphores, not {entry!r}")
-        scratch.append(entry)
-    return tuple(scratch)
+    return tuple(as_scratch(entry) for entry in value)
 
 
 def _grid(say: _Complaints, value: Any) -> tuple[int, ...]:

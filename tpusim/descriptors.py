@@ -82,7 +82,7 @@ class AsyncCopyDescriptor(_Fields):
             )
         except ValidationError as error:
             first = error.errors()[0]
-            raise DescriptorError(f"{first['loc'][0]}: {first['msg'].removeprefix('Value error, ')}") from None
+            raise DescriptorError(f"{first['msg'].removeprefix('Value error, ')}.") from None
 
     @property
     def is_remote(self) -> bool:

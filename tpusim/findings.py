@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -9,6 +10,9 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 from tpusim.units import Duration
+
+
+_NAMES_A_DEVICE = re.compile(r"\bdevices? \(")
 
 
 class Severity(StrEnum):
@@ -121,7 +125,7 @@ class Finding:
     def text(self) -> str:
         """The message, its first line ending in device and line where it does not name them itself."""
         places = []
-        if self.device is not None and "device" not in self.message:
+        if self.device is not None and not _NAMES_A_DEVICE.search(self.message):
             places.append(f"device {self.device}")
         if self.where is not None and str(self.where) not in self.message:
             places.append(str(self.where))

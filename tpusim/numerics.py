@@ -75,13 +75,20 @@ def remainder(x: NDArray, y: NDArray) -> NDArray:
 
 
 def power(x: NDArray, y: NDArray) -> NDArray:
-    """``x ** y``; integers by binary exponentiation that wraps."""
-    if x.dtype.kind == "f":
-        return np.asarray(np.power(x, y))
+    """``x ** y``; integers by binary exponentiation that wraps, over as many bits as jax.numpy takes."""
+    return np.asarray(np.power(x, y)) if x.dtype.kind == "f" else _power(x, y, 6)
+
+
+def integer_pow(x: NDArray, y: NDArray) -> NDArray:
+    """``x ** y`` for a ``y`` that is a Python integer: all its bits count."""
+    return np.asarray(np.power(x, y)) if x.dtype.kind == "f" else _power(x, y, 32)
+
+
+def _power(x: NDArray, y: NDArray, bits: int) -> NDArray:
     one = x.dtype.type(1)
-    result = np.where((x == 0) & (y != 0), x.dtype.type(0), one)
+    result: NDArray = np.where((x == 0) & (y != 0), x.dtype.type(0), one)
     exponent = y.astype(f"u{y.dtype.itemsize}")
-    for _ in range(6):  # JAX takes as many bits
+    for _ in range(bits):
         result = np.where(exponent & exponent.dtype.type(1), result * x, result)
         x = x * x
         exponent = exponent >> exponent.dtype.type(1)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from tpusim.chips import ChipSpec, load_chip
 from tpusim.errors import OptionError
 from tpusim.topology import Layout, Slice, mesh_devices
-from tpusim.units import Duration
+from tpusim.units import PS_PER_US
 
 LATER = {
     "schedule": "schedules other than the default one",
@@ -68,17 +68,26 @@ class RunOptions:
             raise OptionError(f"on_finding is 'raise' or 'record', not {self.on_finding!r}")
         if self.cores not in ("megacore", "split"):
             raise OptionError(f"cores is 'megacore' or 'split', not {self.cores!r}")
-        for name in ("max_time", "max_events"):
-            value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or value <= 0):
-                raise OptionError(f"{name} is a positive number, not {value!r}")
+        events, time = self.max_events, self.max_time
+        if events is not None and (isinstance(events, bool) or not isinstance(events, int) or events < 1):
+            raise OptionError(f"max_events is a positive integer, not {events!r}")
+        if time is not None and (
+            isinstance(time, bool) or not isinstance(time, int | float) or not 1e-6 <= time < float("inf")
+        ):
+            raise OptionError(f"max_time is a positive number of microseconds, at least 1e-6, not {time!r}")
+        if not isinstance(self.data, bool):
+            raise OptionError(f"data is True or False, not {self.data!r}")
+        if not isinstance(self.set, Mapping):
+            raise OptionError(f"set holds chip numbers by name, such as {{'ici.link_bandwidth': 90e9}}, not {self.set!r}")
+        if not isinstance(self.slice, str | Slice | None):
+            raise OptionError(f"slice is a text such as 'v5e:4x4', not {self.slice!r}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise OptionError(f"seed is an integer, not {self.seed!r}")
 
     @property
     def max_ps(self) -> int | None:
         """``max_time`` in picoseconds."""
-        return None if self.max_time is None else int(Duration.of(us=self.max_time))
+        return None if self.max_time is None else int(self.max_time * PS_PER_US)
 
     def place(self, axes: Sequence[str]) -> Place:
         """The slice, chip and mesh for a program with these mesh axes."""

@@ -58,6 +58,8 @@ class Result:
     """Links used, by name such as ``(1,0)->(2,0)``."""
     hbms: dict[str, Resource] = field(default_factory=dict, repr=False)
     cores: tuple[Core, ...] = field(default=(), repr=False)
+    rates: list[tuple[int, Resource, float]] | None = field(default=None, repr=False)
+    """(time in ps, link or memory, B/s) wherever a rate changed, where the run was asked to keep it."""
     lower_bound: Duration | None = None
     interval_us: tuple[float, float] | None = None
     token: str | None = None
@@ -79,9 +81,14 @@ class Result:
         return None if self.lower_bound is None else self.lower_bound.us
 
     @property
+    def is_complete(self) -> bool:
+        """Whether every device reached the end of its program."""
+        return all(core.done for core in self.cores)
+
+    @property
     def ratio(self) -> float | None:
-        """Time over its lower bound."""
-        return None if not self.lower_bound else self.time / self.lower_bound
+        """Time over its lower bound; ``None`` for a run that stopped on its way."""
+        return self.time / self.lower_bound if self.lower_bound and self.is_complete else None
 
     @property
     def slice(self) -> str:
@@ -127,12 +134,14 @@ class Result:
         hops = layout_summary(place.slice, tuple(place.axis_sizes.values()), place.devices)
         mesh = ", ".join(f"{axis}={size}" for axis, size in place.axis_sizes.items())
         layout = place.layout if isinstance(place.layout, str) else "given coordinates"
+        basis = f"datasheet and fitted figures, see `tpusim chips {place.chip.name}`"
         lines = [
             f"{self.slice}, mesh {mesh}, layout {layout} (at most {max(hops, default=0)} hops to a neighbour)",
-            f"time         {self.time}   (datasheet and fitted figures, see `tpusim chips {place.chip.name}`)",
+            f"time         {self.time}   ({basis if self.is_complete else 'where the run stopped'})",
         ]
         if self.lower_bound is not None:
-            lines.append(f"lower bound  {self.lower_bound}   ({self.ratio:.2f}x)")
+            ratio = f"   ({self.ratio:.2f}x)" if self.ratio is not None else ""
+            lines.append(f"lower bound  {self.lower_bound}{ratio}")
         lines.append(f"copies       {self.dmas}, {format_bytes(self.bytes)}")
         busiest = f"{use.links_max:.0%} {use.busiest_link}, mean {use.links_mean:.0%}" if self.links else "not used"
         return [

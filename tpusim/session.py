@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tpusim.errors import FindingError, error_for
+from tpusim.errors import FindingError, InterruptedRunError, NotModelledError, error_for
 from tpusim.findings import Finding, Kind, Severity
 from tpusim.judges.deadlock import find_deadlock
 from tpusim.judges.exit_audit import audit_exit
@@ -23,7 +23,7 @@ from tpusim.units import Duration
 class Session:
     """A machine for one run, with its event log; ``finish`` runs it and gives the `Result`."""
 
-    def __init__(self, options: RunOptions, axes: Sequence[str]) -> None:
+    def __init__(self, options: RunOptions, axes: Sequence[str], *, rates: bool = False) -> None:
         self.options = options
         self.place: Place = options.place(axes)
         self.log = EventLog()
@@ -39,14 +39,17 @@ class Session:
             max_events=options.max_events,
             max_ps=options.max_ps,
         )
+        if rates:
+            self.machine.fabric.rate_log = []
 
     def finish(
         self,
         body: Callable[[], tuple[Any, ...] | None],
         before_exit: Callable[[], Sequence[Finding]] = lambda: (),
         progress: Callable[[int, int], None] | None = None,
+        run: Callable[[], None] | None = None,
     ) -> Result:
-        """Run ``body`` (which launches and runs the machine and collects outputs), then the judges.
+        """Run the machine (or ``run``, which does so itself), then the judges; ``body`` collects the outputs.
 
         Raises the first error finding; its ``result`` is what there is.  With ``on_finding="record"``
         returns the result in every case.
@@ -56,7 +59,10 @@ class Session:
         started = time.perf_counter()
         failure: FindingError | None = None
         try:
-            machine.run(progress)
+            if run is None:
+                machine.run(progress)
+            else:
+                run()
         except FindingError as error:
             failure = error
             if error.finding not in machine.findings:
@@ -67,11 +73,19 @@ class Session:
         if failure is None or failure.finding.kind in (Kind.LEAK, Kind.UNWAITED):
             outputs = body()
         result = self._result(outputs, wall_s)
-        if failure is not None and (machine.raises or failure.finding.kind is Kind.NOT_MODELLED):
+        always = isinstance(failure, NotModelledError | InterruptedRunError)
+        if failure is not None and (machine.raises or always):
             failure.findings = list(machine.findings)
             failure.result = result
             raise failure
         return result
+
+    def abandon(self, error: FindingError) -> None:
+        """Give an error from before the first event what there is of findings and result."""
+        if error.finding not in self.machine.findings:
+            self.machine.findings.append(error.finding)
+        error.findings = list(self.machine.findings)
+        error.result = self._result(None, 0.0)
 
     def _judge(self, before_exit: Callable[[], Sequence[Finding]]) -> FindingError | None:
         machine = self.machine
@@ -96,6 +110,7 @@ class Session:
             links={machine.wiring.link_name(index): link for index, link in machine.wiring.links.items()},
             hbms={hbm.name: hbm for hbm in machine.wiring.hbms.values()},
             cores=tuple(machine.cores),
+            rates=machine.fabric.rate_log,
             printed=tuple(self.printed),
         )
 

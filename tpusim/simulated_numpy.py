@@ -106,11 +106,17 @@ class SimulatedNumpy(ShapeFunctions):
         """The first choice whose condition holds, else ``default``."""
         if len(condlist) != len(choicelist) or not condlist:
             raise ShapeMismatchError("select: condlist and choicelist need the same length, at least 1")
-        choices, _, _ = self._promoted([*choicelist, default], None)
+        choices, dtype, weak = self._promoted([*choicelist, default], None)
         result = choices.pop()
         for condition, choice in zip(reversed(condlist), reversed(choices), strict=True):
             result = self.where(condition, choice, result)
-        return result
+        if not weak:
+            return result
+        return (
+            Array(self._core, result.data, result.shape, dtype, True)
+            if type(result) is Array
+            else scalar(result.value, dtype, True)
+        )
 
     def clip(self, arr: Any, /, min: Any = None, max: Any = None) -> Any:
         """``arr`` kept between ``min`` and ``max``; either may be absent."""
@@ -123,7 +129,7 @@ class SimulatedNumpy(ShapeFunctions):
         """``a`` rounded to ``decimals``, ties to even."""
         if decimals < 0:
             raise NotModelledError("tpusim.np.round with decimals < 0 is not modelled, nor is it in every jax.numpy")
-        if decimals == 0 or kind_letter(kind_of(a)[0]) in "iu":
+        if decimals == 0 or kind_letter(kind_of(a)[0]) != "f":
             return values.apply(self._core, ROUND, a)
         factor = Scalar(float(10**decimals), FLOAT32, weak=True)
         scaled = values.apply(self._core, ROUND, values.apply(self._core, UFUNCS["multiply"], a, factor))
@@ -211,8 +217,9 @@ class SimulatedNumpy(ShapeFunctions):
         if shape_of(a) and shape_of(b):
             plan = shapes.dot(shape_of(a), shape_of(b))
             return values.contract(self._core, np.dot, plan, a, b, preferred_element_type)
-        product = values.apply(self._core, UFUNCS["multiply"], a, b)
-        return product if preferred_element_type is None else self.astype(product, preferred_element_type)
+        if preferred_element_type is not None:
+            a, b = self.astype(a, preferred_element_type), self.astype(b, preferred_element_type)
+        return values.apply(self._core, UFUNCS["multiply"], a, b)
 
     def matmul(self, a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any = None) -> Any:
         """The matrix product; ``precision`` is accepted, the accumulation is in at least 32 bits anyway."""

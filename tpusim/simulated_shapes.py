@@ -210,7 +210,7 @@ class ShapeFunctions:
         """Each element repeated ``repeats`` times along ``axis``, of the flat array by default."""
         if isinstance(repeats, list | tuple | np.ndarray):
             raise NotModelledError("tpusim.np.repeat with a list of counts is not modelled; one Python integer is")
-        flat = self.ravel(a) if axis is None else a
+        flat = self.ravel(a) if axis is None or not shape_of(a) else a
         shape = shape_of(flat)
         at = shapes.axis_of("repeat", axis or 0, len(shape))
         count = shapes.as_shape(repeats)[0]

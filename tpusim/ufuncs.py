@@ -18,7 +18,7 @@ import numpy as np
 from tpusim import numerics
 from tpusim.errors import ShapeMismatchError
 from tpusim.numerics import NDArray, cast, working_dtype
-from tpusim.promotion import BOOL, DType, inexact, join, kind_letter, kind_of, numeric
+from tpusim.promotion import BOOL, DType, Kind, inexact, join, kind_letter, kind_of, numeric
 
 
 class Rule(Enum):
@@ -49,7 +49,8 @@ class Ufunc:
 
     ``function`` works on NumPy arrays of one dtype.  ``accepts`` lists the kinds of promoted dtype it
     exists for (``b``, ``i``, ``u``, ``f``); for kinds in ``keeps`` it returns its operand.  ``weak`` says
-    what makes the result weak: the ``promoted`` dtype, that of the ``first`` operand, or ``never``.
+    what makes the result weak: the ``promoted`` dtype, that of the ``first`` operand, ``never``, or the
+    rule of ``power``.
     ``integers``, where given, is its meaning on Python integers: a shortcut for tracked scalars.
     """
 
@@ -75,9 +76,16 @@ class Ufunc:
         dtype = _OPERAND_DTYPE[self.rule](promoted)
         if self.rule in _RETURNS_BOOL:
             return dtype, BOOL, False
-        if self.weak != "promoted":
-            weak = self.weak == "first" and kinds[0][1]
-        return dtype, dtype, weak and dtype is not BOOL
+        return dtype, dtype, self._is_weak(dtype, weak, kinds)
+
+    def _is_weak(self, dtype: DType, weak: bool, kinds: tuple[Kind, ...]) -> bool:
+        if self.weak == "first":
+            return kinds[0][1]
+        if self.weak == "power" and kind_letter(kinds[0][0]) == "f" and kind_letter(kinds[1][0]) in "iu":
+            return kinds[0][1] and kinds[1][1]
+        if self.weak == "never" or (self.weak == "power" and kind_letter(dtype) != "f"):
+            return False
+        return weak and dtype is not BOOL
 
     def compute(self, operands: Iterable[NDArray], dtype: DType, out_dtype: DType) -> NDArray:
         """The result of ``operands``, given what :meth:`resolve` returned."""
@@ -105,7 +113,7 @@ def _table() -> dict[str, Ufunc]:
     row("divide", "div", 2, inexact_, np.divide)
     row("floor_divide", "div", 2, num, numerics.floor_divide)
     row("remainder", "rem", 2, num, numerics.remainder)
-    row("power", "pow", 2, num, numerics.power)
+    row("power", "pow", 2, num, numerics.power, weak="power")
     row("maximum", "max", 2, same, np.maximum, integers=max)
     row("minimum", "min", 2, same, np.minimum, integers=min)
 
@@ -163,8 +171,8 @@ _ALIASES: Final = {
 UFUNCS: Final = _table()
 """Elementwise operations by name, aliases included."""
 
-ROUND: Final = Ufunc("round", "round", 1, Rule.SAME, np.round, keeps="iu")
+ROUND: Final = Ufunc("round", "round", 1, Rule.SAME, np.round, accepts="iuf", keeps="iu")
 """Round half to even, without decimals."""
 
-INTEGER_POW: Final = Ufunc("power", "integer_pow", 2, Rule.NUMERIC, numerics.power, weak="first")
+INTEGER_POW: Final = Ufunc("power", "integer_pow", 2, Rule.NUMERIC, numerics.integer_pow, weak="first")
 """Power with a Python integer as exponent, which JAX unrolls into multiplications."""

@@ -12,18 +12,15 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from tpusim.cli.chips import chips
-from tpusim.cli.console import one_line
-from tpusim.cli.doctor import doctor, version_of
-from tpusim.cli.kernels import kernels
-from tpusim.cli.new import new
-from tpusim.cli.run import run
+from tpusim.cli import chips, doctor, kernels, new, run
+from tpusim.cli.console import never_fail_to_encode, one_line
 from tpusim.cli.status import Status
 from tpusim.errors import NotModelledError, OptionError
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command and exit with its status; ``arguments`` default to those of the process."""
+    never_fail_to_encode()
     command = typer.main.get_command(_app())
     try:
         command(list(arguments) if arguments is not None else None, prog_name="tpusim")
@@ -36,6 +33,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     sys.exit(Status.RIGHT)
 
 
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"tpusim {doctor.version_of('tpusim')}")
+        raise typer.Exit
+
+
 def _app() -> typer.Typer:
     app = typer.Typer(
         add_completion=False,
@@ -45,7 +48,7 @@ def _app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
         help="Run one TPU DMA program on an ordinary computer: its data, its time and a verdict.",
     )
-    for command in (run, kernels, chips, doctor, new):
+    for command in (run.run, kernels.kernels, chips.chips, doctor.doctor, new.new):
         app.command()(command)
     app.callback()(_options)
     return app
@@ -53,9 +56,7 @@ def _app() -> typer.Typer:
 
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)
+        bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_show_version)
     ] = False,
 ) -> None:
-    if version:
-        typer.echo(f"tpusim {version_of('tpusim')}")
-        raise typer.Exit
+    """Options before the command."""

@@ -17,11 +17,14 @@ _COLUMNS = ("chip", "HBM", "HBM copies", "VMEM", "links", "one way", "")
 
 def chips(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="A chip, or the path of your own TOML.", show_default=False)
+        str | None, typer.Argument(help="A chip, or the path of your own TOML.", show_default=False)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show all chips, or every number of one with its unit, source, confidence and interval."""
+    """Show chips and what is known of them.
+
+    With NAME every number of that chip, with its unit, source, confidence, interval and note.
+    """
     shown = [load_chip(name)] if name is not None else [load_chip(each) for each in chip_names()]
     if as_json:
         values = [_as_dict(chip) for chip in shown]
@@ -47,7 +50,6 @@ def _show_all(console: Console, shown: list[ChipSpec]) -> None:
 
 
 def _row(chip: ChipSpec) -> tuple[str, ...]:
-    note = chip.description if chip.simulated else f"{chip.description}; shown only, no slice of it can be simulated"
     return (
         chip.name,
         _bytes(chip.hbm.capacity),
@@ -55,7 +57,7 @@ def _row(chip: ChipSpec) -> tuple[str, ...]:
         _bytes(chip.vmem.capacity),
         str(chip.ici.links),
         _rate(chip.ici.link_bandwidth),
-        note,
+        chip.description,
     )
 
 

@@ -54,10 +54,9 @@ def compare(
             shard = declared.out_shards[position].shape
             device = _owner(index, declared.shard_out[position], shard, axis_sizes)
             count = int(differs.sum())
-            values = "value differs" if count == 1 else "values differ"
             return Check(
                 "different",
-                f"{count} of {got.size} {values}; the first is {name}[{', '.join(map(str, index))}] "
+                f"{count} of {got.size} values differ{'s' if count == 1 else ''}; the first is {name}[{', '.join(map(str, index))}] "
                 f"(device {device}): got {got[index]}, expected {want[index]}",
             )
         worst = max(worst, error)
@@ -88,7 +87,7 @@ def _is_float(dtype: np.dtype[Any]) -> bool:
 
 def _tolerance(dtype: np.dtype[Any]) -> float:
     known = _TOLERANCES.get(dtype.name)
-    return known if known is not None else 2 * float(ml_dtypes.finfo(dtype).eps)
+    return known if known is not None else 2 * float(ml_dtypes.finfo(dtype).eps)  # type: ignore[no-untyped-call]  # ml_dtypes' own
 
 
 def _wide(array: _Array) -> _Array:

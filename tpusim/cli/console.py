@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import TextIO
 
@@ -17,6 +18,13 @@ def make_console(file: TextIO | None = None) -> Console:
     return Console(file=file or sys.stdout, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
+def never_fail_to_encode() -> None:
+    """Have standard output and error spell out characters that their encoding does not have."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def plain(text: str) -> str:
     """``text`` with control characters and lone surrogates spelled out, so that a terminal does not obey them."""
     return "".join(_spelled(character) for character in text)
@@ -28,9 +36,9 @@ def _spelled(character: str) -> str:
     return character.encode("unicode_escape", "backslashreplace").decode("ascii")
 
 
-def one_line(error: BaseException) -> str:
-    """The message of an error in one line."""
-    return plain(" ".join(part.strip() for part in str(error).splitlines() if part.strip()))
+def one_line(message: object) -> str:
+    """A message, or that of an error, in one line."""
+    return plain(" ".join(part.strip() for part in str(message).splitlines() if part.strip()))
 
 
 def styled(text: str, style: str = "") -> Text:

@@ -21,9 +21,12 @@ class Listed(NamedTuple):
 
 
 def kernels(
-    directory: Annotated[str, typer.Argument(metavar="[DIRECTORY]", help="Where the kernel files are.")] = "kernels",
+    directory: Annotated[str, typer.Argument(help="Where the kernel files are.")] = "kernels",
 ) -> None:
-    """List the kernels in a directory, with the first line of what they say of themselves."""
+    """List the kernels in a directory.
+
+    The files are read, not executed.
+    """
     folder = Path(directory)
     if not folder.is_dir():
         raise OptionError(f"{directory}: no such directory")
@@ -57,12 +60,16 @@ def find_kernels(folder: Path) -> list[Listed]:
 
 
 def _kernel_names(tree: ast.Module) -> list[str]:
+    """Kernels by their decorator or ``Kernel(...)``, and whatever a file with ``inputs()`` calls ``kernel``."""
     names = []
+    has_inputs = any(isinstance(node, ast.FunctionDef) and node.name == "inputs" for node in tree.body)
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and any(_makes_kernel(item, "kernel") for item in node.decorator_list):
             names.append(node.name)
-        elif isinstance(node, ast.Assign) and _makes_kernel(node.value, "Kernel"):
-            names += [target.id for target in node.targets if isinstance(target, ast.Name)]
+        elif isinstance(node, ast.Assign):
+            targets = [target.id for target in node.targets if isinstance(target, ast.Name)]
+            is_kernel = _makes_kernel(node.value, "Kernel") or (has_inputs and targets == ["kernel"])
+            names += targets if is_kernel else []
     return names
 
 

@@ -80,9 +80,12 @@ def lower_bound(slice, x):
 
 
 def new(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="The kernel file to write, path.py.", show_default=False)],
+    file: Annotated[str, typer.Argument(help="The kernel file to write, path.py.", show_default=False)],
 ) -> None:
-    """Write a commented kernel file to start from; it runs at once."""
+    """Write a kernel file to start from.
+
+    It has comments and runs at once.
+    """
     path = Path(file)
     if path.suffix != ".py":
         raise OptionError(f"{file}: a kernel file is a Python file, path.py")

@@ -37,7 +37,7 @@ def user_code(path: Path) -> Iterator[None]:
             raise
         place = Where(frames[-1].filename, frames[-1].lineno or 0)
         raise OptionError(f"{error}  [{place}]") from None
-    except Exception as error:  # noqa: BLE001  # the boundary to code that may raise anything
+    except Exception as error:  # the boundary to code that may raise anything
         text = _text(error, path)
         if text is None:
             raise

@@ -75,7 +75,7 @@ def _finding(machine: Machine, group: list[tuple[Semaphore, list[Copy]]], last: 
         )  # fmt: skip
     taken = semaphore.added - semaphore.value
     text = (
-        f"{head}: {semaphore.added}{semaphore.unit} were added to it and waits took {taken}{semaphore.unit}; "
+        f"{head}: it got {semaphore.added}{semaphore.unit} in all and waits took {taken}{semaphore.unit}; "
         f"last added to at {where_of(last)}."
     )
     return Finding(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tpusim.findings import Finding, Kind
+from tpusim.findings import Finding, Kind, Where
 from tpusim.machine.memory import Buffer, BufferSpec, fresh_array, memory_table, sentinel
 from tpusim.machine.semaphores import Semaphore, SemaphoreSpec
 from tpusim.specs import MemoryRef, MemorySpace, ScratchType, SemaphoreType
@@ -34,9 +34,12 @@ class Scope:
 class Call:
     """Buffers and semaphores of one kernel call, on every device of the machine."""
 
-    def __init__(self, machine: Machine, name: str, vmem_limit_bytes: int | None = None) -> None:
+    def __init__(
+        self, machine: Machine, name: str, vmem_limit_bytes: int | None = None, where: Where | None = None
+    ) -> None:
         self.machine = machine
         self.name = name
+        self.where = where
         self.specs: list[BufferSpec] = []
         self.semaphore_specs: list[SemaphoreSpec] = []
         devices = len(machine.cores)
@@ -85,13 +88,13 @@ class Call:
         self.semaphore_specs.append(spec)
         self._semaphores += spec.size
         limit = self.machine.timing.chip.semaphores.count.integer
-        if self._semaphores > limit:
+        if self._semaphores > limit >= self._semaphores - spec.size:
             rows = "\n".join(f"  {item.name:<24} {item.size}" for item in self.semaphore_specs)
             message = (
                 f"{self.name} uses {self._semaphores} semaphores, {self._semaphores - limit} too many; "
                 f"a core of {self.machine.chip.name} has {limit}.\n{rows}"
             )
-            self.machine.report(Finding(Kind.CAPACITY, message))
+            self.machine.report(Finding(Kind.CAPACITY, message, where=None if scoped else self.where))
         for device, table in enumerate(self.semaphores):
             row = [Semaphore(spec, device, flat) for flat in range(spec.size)]
             for semaphore in row:
@@ -126,6 +129,8 @@ class Call:
             if isinstance(item, BufferSpec):
                 buffer = self.buffers[device][item.position]
                 for copy in (*buffer.writing, *buffer.reading):
+                    if copy.issued_ps > self.machine.cores[device].now:
+                        continue  # it comes later and finds the scope gone
                     ends = f"the run_scoped of {item.name} ends on device {self.machine.coordinates(device)}"
                     self.machine.report_outside_lifetime(copy, ends)
                 buffer.alive = False
@@ -150,18 +155,18 @@ class Call:
         total = used[space] if scope is None else used[space] + self._used[space]
         self.high_water[space] = max(self.high_water[space], total)
         limit, what = self._limits[space]
-        if total <= limit:
-            return
+        if not total - spec.padded_bytes <= limit < total:
+            return  # it fits, or that it does not has been said
         rows = [
             (item.name, item.space, item.shape, item.dtype, item.padded_bytes)
             for item in self.specs
             if item.space is space and (item.scope is None or (scope is not None and item.scope in scope.chain))
         ]
         message = (
-            f"{self.name} needs {format_bytes(total)} of {space.name}, {format_bytes(total - limit)} too much; {what}.\n"
-            f"With tile padding:\n{memory_table(rows)}"
+            f"{self.name} needs {format_bytes(total)} of {space.name}, {format_bytes(total - limit)} too much; "
+            f"{what}.\nWith tile padding:\n{memory_table(rows)}"
         )
-        self.machine.report(Finding(Kind.CAPACITY, message))
+        self.machine.report(Finding(Kind.CAPACITY, message, where=self.where if scope is None else None))
 
     def enter(self, device: int) -> None:
         """Begin of the call on a device."""

@@ -79,7 +79,7 @@ class Core:
         self.operations += 1
         self.now += region.load_ps if region.load_ps >= 0 else self.machine.price_access(region)[0]
         if self.now > self.machine.max_ps:
-            self.machine.report_past_max_time()
+            self.machine.report_past_max_time(self)
         if racing is not None:
             self.machine.report_race(self, "load of", buffer, region, racing, site)
         for hook in self.machine.hooks.loaded:
@@ -93,6 +93,8 @@ class Core:
             racing = buffer.reader_of(region)
         self.operations += 1
         self.now += region.store_ps if region.store_ps >= 0 else self.machine.price_access(region)[1]
+        if self.now > self.machine.max_ps:
+            self.machine.report_past_max_time(self)
         if racing is not None:
             self.machine.report_race(self, "store to", buffer, region, racing, site)
         buffer.fresh = False
@@ -106,7 +108,7 @@ class Core:
         self.operations += 1
         self.compute_ps += duration_ps
         if self.now > self.machine.max_ps:
-            self.machine.report_past_max_time()
+            self.machine.report_past_max_time(self)
         for hook in self.machine.hooks.computed:
             hook(self, operation, before, self.now, site)
 
@@ -115,6 +117,8 @@ class Core:
         before = self.now
         self.now = before + max(duration_ps, self.machine.timing.cycle_ps)
         self.operations += 1
+        if self.now > self.machine.max_ps:
+            self.machine.report_past_max_time(self)
         for hook in self.machine.hooks.computed:
             hook(self, "delay", before, self.now, site)
 
@@ -157,6 +161,8 @@ class Core:
         dst.writing.append(copy)
         machine.copies_in_flight += 1
         self.now = now = self.now + self.issue_ps
+        if now > machine.max_ps:
+            machine.report_past_max_time(self)
         for hook in machine.hooks.copy_started:
             hook(copy)
         copy.due = begin = now + route.start_ps
@@ -200,6 +206,8 @@ class Core:
         timing = machine.timing
         self.operations = number = self.operations + 1
         self.now = now = self.now + timing.signal_ps
+        if now > machine.max_ps:
+            machine.report_past_max_time(self)
         for hook in machine.hooks.signalled:
             hook(self, semaphore, amount, now, site)
         if semaphore.device == self.device:

@@ -120,7 +120,7 @@ class Copy(Flow):
         target = dst[self.dst_region.index]
         value = src[self.src_region.index]
         if self.add:
-            np.add(target, value, out=target, casting="unsafe")
+            dst[self.dst_region.index] = target + value
         elif self.dst_region.kept:
             target[...] = value
         else:

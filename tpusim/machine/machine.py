@@ -77,9 +77,9 @@ class Machine:
 
     # -- building -------------------------------------------------------------------------------
 
-    def new_call(self, name: str, vmem_limit_bytes: int | None = None) -> Call:
-        """A call of a kernel on all devices; add its buffers and semaphores, then launch it."""
-        call = Call(self, name, vmem_limit_bytes)
+    def new_call(self, name: str, vmem_limit_bytes: int | None = None, where: Where | None = None) -> Call:
+        """A call of a kernel, defined at ``where``, on all devices; add its buffers and semaphores, then launch it."""
+        call = Call(self, name, vmem_limit_bytes, where)
         self.calls.append(call)
         return call
 
@@ -139,11 +139,11 @@ class Machine:
         self.signals_in_flight -= 1
         semaphore = event.semaphore
         if not semaphore.alive:
-            self._report(
+            self.note(
                 Kind.LIFETIME,
                 f"a signal from device {self.coordinates(event.core.device)} reaches {semaphore} on device "
-                f"{self.coordinates(semaphore.device)} outside the call or run_scoped that owns it: a wait for it, or a "
-                "barrier, has to keep the target there.",
+                f"{self.coordinates(semaphore.device)} outside the call or run_scoped that owns it: a wait for it, or "
+                "a barrier, has to keep the target there.",
                 event.core.device,
                 event.site,
                 time_ps=self.env.now,
@@ -201,15 +201,18 @@ class Machine:
                 for ran in range(1, count + 1):  # noqa: B007  # it is read below, also after an error
                     step()
             else:
-                for ran in range(1, count + 1):  # noqa: B007
+                for ran in range(1, count + 1):
                     if FOREVER_PS > env.peek() > self.max_ps:
-                        self.report_past_max_time()
+                        ran -= 1
+                        break
                     step()
         except EmptySchedule:
             ran -= 1
             return False
         finally:
             self.events += ran
+        if ran < count:
+            self.report_past_max_time()
         return True
 
     # -- findings -------------------------------------------------------------------------------
@@ -220,7 +223,8 @@ class Machine:
         if finding.severity is Severity.ERROR and (self.raises or finding.kind not in CONTINUABLE):
             raise error_for(finding, findings=self.findings)
 
-    def _report(self, kind: Kind, message: str, device: int | None, site: Any, **fields: Any) -> None:
+    def note(self, kind: Kind, message: str, device: int | None, site: Any, **fields: Any) -> None:
+        """Record a finding about an operation of a device, each place once."""
         where = where_of(site)
         for known in self.findings:
             if known.kind is kind and known.where == where and known.other == fields.get("other"):
@@ -235,7 +239,7 @@ class Machine:
         side = "writes" if writes else "reads"
         its = other.dst_region if writes else other.src_region
         origin = "" if other.core is core else f" by device {self.coordinates(other.core.device)}"
-        self._report(
+        self.note(
             Kind.RACE,
             f"{verb} {region} on device {self.coordinates(buffer.device)} meets a copy in flight{origin} that {side} "
             f"{its}. The copy at {where_of(other.site)} has to be waited for first.",
@@ -250,7 +254,7 @@ class Machine:
         """Races of a new copy's destination with copies in flight and with its own source."""
         dst, region = copy.dst, copy.dst_region
         if copy.src is dst and copy.src_region.overlaps(region):
-            self._report(
+            self.note(
                 Kind.RACE,
                 f"copy from {copy.src_region} to {region} on device {self.coordinates(dst.device)}: source and "
                 "destination overlap, and nothing says in which order the bytes move.",
@@ -269,15 +273,15 @@ class Machine:
         away = "" if source == target else f" on device {source}"
         if ends:
             text = (
-                f"{ends} while a copy from {copy.src_region}{away} to {copy.dst_region} on device {target} is in flight: "
-                "wait for it before."
+                f"{ends} while a copy from {copy.src_region}{away} to {copy.dst_region} on device {target} is in "
+                "flight: wait for the copy first."
             )
         else:
             text = (
                 f"a copy from {copy.src_region}{away} reaches {copy.dst_region} on device {target} outside the call or "
                 "run_scoped that owns it: a wait for it, or a barrier, has to keep the target there."
             )
-        self._report(
+        self.note(
             Kind.LIFETIME,
             text,
             copy.core.device,
@@ -288,7 +292,7 @@ class Machine:
 
     def report_uninitialised(self, copy: Copy) -> None:
         """A copy that sends memory nobody has written."""
-        self._report(
+        self.note(
             Kind.UNINITIALISED,
             f"copy from {copy.src_region} on device {self.coordinates(copy.src.device)} to device "
             f"{self.coordinates(copy.dst.device)}: nothing has been written to {copy.src.spec.name} before it is sent.",
@@ -300,10 +304,11 @@ class Machine:
 
     def report_routing(self, copy: Copy) -> None:
         """A route that JAX's documentation advises against on this chip."""
-        self._report(
+        self.note(
             Kind.ROUTING,
             f"copy from device {self.coordinates(copy.core.device)} to {self.coordinates(copy.dst.device)} goes "
-            f"{copy.hops} hops; on {self.chip.name} JAX's documentation allows only power-of-two offsets along an axis.",
+            f"{copy.hops} hops; on {self.chip.name} JAX's documentation allows only power-of-two offsets along an "
+            "axis.",
             copy.core.device,
             copy.site,
             time_ps=copy.core.now,
@@ -327,7 +332,8 @@ class Machine:
         self.report(self._livelock_finding(reason, core))
 
     def _livelock_finding(self, reason: str, at_work: Core | None = None) -> Finding:
-        lines = [f"{reason}; t = {Duration(self.env.now)}, {self.events} events."]
+        now = self.env.now if at_work is None else at_work.now
+        lines = [f"{reason}; t = {Duration(now)}, {self.events} events."]
         for core in self.cores[:8]:
             state = "done" if core.done else f"running, its clock at {Duration(core.now)}"
             if core.blocked is not None:
@@ -347,7 +353,7 @@ class Machine:
             "\n".join(lines),
             device=self.coordinates(shown.device) if shown is not None else None,
             where=where_of(blocked.site) if blocked is not None else None,
-            time_ps=self.env.now if at_work is None else at_work.now,
+            time_ps=now,
         )
 
 
@@ -370,7 +376,7 @@ class _Exit:
         machine = self.core.machine
         for buffer in call.buffers[device]:
             for copy in buffer.writing:
-                if copy.core is not self.core:
+                if copy.core is not self.core and copy.issued_ps <= machine.env.now:
                     machine.report_outside_lifetime(copy, f"device {machine.coordinates(device)} leaves the kernel")
             buffer.alive = False
         for row in call.semaphores[device]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tpusim.errors import OutOfBoundsError, ShapeMismatchError
+from tpusim.errors import OptionError, OutOfBoundsError, ShapeMismatchError
 from tpusim.specs import MemorySpace
 from tpusim.units import format_bytes
 
@@ -64,6 +64,8 @@ class BufferSpec:
         initialised: bool = False,
         scope: object = None,
     ) -> None:
+        if dtype.kind in "cmMOSU" or dtype.itemsize > 8:
+            raise OptionError(f"{name}: a TPU has no arrays of {dtype.name}")
         self.scope = scope
         self.position = position
         self.name = name
@@ -165,7 +167,7 @@ class Region:
         for _, size, _ in box[:-2]:
             outer *= size
         lane_tiles = _ceil(column + columns, 128) - column // 128
-        row_bytes = LANE_BYTES  # one packed row of one lane tile
+        row_bytes = LANE_BYTES * max(1, bits // 32)  # one packed row of one lane tile
         if len(spec.shape) < 2:
             # one row of consecutive elements: no sublanes, one run
             return max(lane_tiles * 128 * bits // 8, short)
@@ -247,7 +249,7 @@ class Region:
             elif (start, size, stride) == (0, self.spec.shape[dim], 1):
                 parts.append(":")
             else:
-                end = start + (size - 1) * stride + 1
+                end = start + (size - 1) * stride + 1 if size else start
                 parts.append(f"{start}:{end}" + (f":{stride}" if stride != 1 else ""))
         while parts and parts[-1] == ":":
             parts.pop()
@@ -299,6 +301,18 @@ class Buffer:
             if copy.dst_region.overlaps(region):
                 return copy
         return None
+
+    def hide_in_flight(self, region: Region, value: np.ndarray[Any, Any]) -> None:
+        """Put a sentinel into those elements of ``value``, loaded from ``region``, that a copy is writing."""
+        for copy in self.writing:
+            other = copy.dst_region
+            if other.overlaps(region):
+                met = [
+                    [index in range(b, b + m * t, t) for index in range(a, a + n * s, s)]
+                    for dim, ((a, n, s), (b, m, t)) in enumerate(zip(region.box, other.box, strict=True))
+                    if dim in region.kept
+                ]
+                value[np.ix_(*met)] = sentinel(region.spec.dtype)
 
     def reader_of(self, region: Region) -> Copy | None:
         """A copy in flight whose source meets ``region``."""

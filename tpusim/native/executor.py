@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from tpusim.backend import RawSite
+from tpusim.declare import device_id_problem
 from tpusim.descriptors import AsyncCopyDescriptor, user_site
 from tpusim.errors import (
-    CollectiveIdError,
     DescriptorError,
     DeviceIdError,
     NotModelledError,
@@ -20,13 +20,12 @@ from tpusim.errors import (
     ShapeMismatchError,
 )
 from tpusim.findings import Kind
-from tpusim.machine.calls import Scope
 from tpusim.machine.core import Core
 from tpusim.machine.memory import BufferSpec, Region, sentinel
 from tpusim.machine.semaphores import Semaphore
 from tpusim.native.refs import BarrierRef, DynamicSlice, Ref, SemaphoreRef, require_vector_memory
 from tpusim.simulated_numpy import SimulatedNumpy
-from tpusim.specs import MemorySpace, SemaphoreType, is_scratch_type
+from tpusim.specs import SemaphoreType, is_scratch_type
 from tpusim.units import cycles_ps
 from tpusim.values import Array, Scalar
 
@@ -127,18 +126,19 @@ class Executor:
         racing = self.core.load(buffer, region, site)
         array = buffer.array
         if not region.shape:
-            return self._scalar_of(region, array)
+            return self._scalar_of(region, array, is_known=racing is None)
         if array is None:
             return Array(self, None, region.shape, region.spec.dtype)
         value = array[region.index].copy()
-        if racing is not None and racing.dst is buffer:
-            value[...] = sentinel(region.spec.dtype)
+        if racing is not None:
+            buffer.hide_in_flight(region, value)
         return Array(self, value, region.shape, region.spec.dtype)
 
-    def _scalar_of(self, region: Region, array: np.ndarray[Any, Any] | None) -> Scalar:
+    def _scalar_of(self, region: Region, array: np.ndarray[Any, Any] | None, *, is_known: bool) -> Scalar:
         if array is None:
             raise NotModelledError(f"data=False: the kernel needs the value of {region}; run it with data=True")
-        return Scalar(array[region.index].item(), region.spec.dtype)
+        value = array[region.index] if is_known else sentinel(region.spec.dtype)
+        return Scalar(value.item(), region.spec.dtype)
 
     def store(self, region: Region, value: Any) -> None:
         """Write a value to a region."""
@@ -147,7 +147,7 @@ class Executor:
         self.core.store(buffer, region, user_site())
         shape, data = _shape_and_data(value)
         if shape != region.shape and shape != ():
-            raise ShapeMismatchError(f"store of shape {shape} to {region} of shape {region.shape}")
+            raise ShapeMismatchError(f"store of shape {shape} to {region} of shape {region.shape}: they must be equal")
         dtype = getattr(value, "dtype", None)
         if dtype is not None and dtype != region.spec.dtype and not getattr(value, "weak", False):
             raise ShapeMismatchError(
@@ -190,6 +190,8 @@ class Executor:
 
     def start(self, descriptor: AsyncCopyDescriptor, priority: int, add: bool, site: RawSite) -> None:
         """Start its copy."""
+        if descriptor.use is None:
+            self.made(descriptor, site)
         descriptor.use.is_used = True
         core = self.core
         src, dst = descriptor.src_ref.region, descriptor.dst_ref.region
@@ -201,7 +203,7 @@ class Executor:
         else:
             device_id = descriptor.device_id
             target = device_id.value if type(device_id) is Scalar and self.program.is_one_axis else -1
-            if not 0 <= target < self.program.sizes[0]:
+            if type(target) is not int or not 0 <= target < self.program.sizes[0]:
                 target = self.resolve_device(device_id)
             dst_buffer = self.call.buffers[target][dst.spec.position]
             dst_sem = self.call.semaphores[target][dst_ref.spec.position][dst_ref.flat]
@@ -215,16 +217,18 @@ class Executor:
             raise DescriptorError(f"priority is 0 or 1, not {priority!r}")
         if priority > 1 or (priority and remote):
             what = "on a remote copy" if remote else "above 1"
-            self.machine._report(
+            self.machine.note(
                 Kind.UNSUPPORTED, f"priority={priority} {what} is not supported on TPU.", self.core.device, site
             )
         if add:
-            self.machine._report(
+            self.machine.note(
                 Kind.UNSUPPORTED, "add=True is not supported on a TensorCore.", self.core.device, site
             )
 
     def wait_send(self, descriptor: AsyncCopyDescriptor, site: RawSite) -> None:
         """Wait until its source has been read."""
+        if descriptor.use is None:
+            self.made(descriptor, site)
         descriptor.use.is_used = True
         ref = descriptor.src_sem
         core = self.core
@@ -233,6 +237,8 @@ class Executor:
 
     def wait_recv(self, descriptor: AsyncCopyDescriptor, site: RawSite) -> None:
         """Wait until its destination has been written on this device."""
+        if descriptor.use is None:
+            self.made(descriptor, site)
         descriptor.use.is_used = True
         ref = descriptor.dst_sem
         core = self.core
@@ -244,47 +250,30 @@ class Executor:
     def resolve_device(self, device_id: Any) -> int:
         """The row-major mesh index a device id names; raises ``DeviceIdError``."""
         sizes = self.program.sizes
-        if type(device_id) is tuple:
-            if len(device_id) != len(sizes):
-                raise DeviceIdError(
-                    f"device_id {_plain(device_id)} has {len(device_id)} coordinates; the mesh has "
-                    f"{len(sizes)} axes {tuple(self.program.axis_sizes)}"
-                )
-            index = 0
-            for part, size in zip(device_id, sizes, strict=True):
+        parts = device_id if type(device_id) is tuple else (device_id,)
+        index = 0
+        if len(parts) == len(sizes):
+            for part, size in zip(parts, sizes, strict=True):
                 value = part.value if type(part) is Scalar else part
-                if not 0 <= value < size:
-                    raise DeviceIdError(
-                        f"device_id {_plain(device_id)} names no device: the mesh is {self.program.mesh_text}"
-                    )
+                if type(value) is not int or not 0 <= value < size:
+                    break
                 index = index * size + value
-            return index
-        if isinstance(device_id, Mapping):
-            return self.resolve_device(self._named_coordinates(device_id))
-        if len(sizes) > 1:
-            raise DeviceIdError(
-                f"device_id is an int but the mesh has several axes {tuple(self.program.axis_sizes)}: use a tuple "
-                "with one coordinate per axis, or a dict"
-            )
-        return self.resolve_device((device_id,))
+            else:
+                return index
+        return self._resolve_with_care(_plain(device_id))
 
-    def _named_coordinates(self, device_id: Mapping[Any, Any]) -> tuple[int, ...]:
+    def _resolve_with_care(self, device_id: Any) -> int:
         axis_sizes = self.program.axis_sizes
+        problem = device_id_problem(device_id, axis_sizes)
+        if problem is not None:
+            raise DeviceIdError(problem)
+        if not isinstance(device_id, dict):
+            return self.resolve_device(device_id)
         coords = dict(zip(axis_sizes, self.coords, strict=True))
-        for key, value in device_id.items():
-            index = value.value if type(value) is Scalar else value
-            names = (key,) if isinstance(key, str) else tuple(key)
-            for name in names:
-                if name not in axis_sizes:
-                    raise DeviceIdError(f"device_id names axis {name!r}; the mesh has {tuple(axis_sizes)}")
-            span = self.axis_size(names)
-            if not 0 <= index < span:
-                raise DeviceIdError(
-                    f"device_id {_plain(device_id)} names no device: the mesh is {self.program.mesh_text}"
-                )
-            for name in reversed(names):
+        for key, index in device_id.items():
+            for name in reversed(key if isinstance(key, tuple) else (key,)):
                 index, coords[name] = divmod(index, axis_sizes[name])
-        return tuple(coords.values())
+        return self.resolve_device(tuple(coords.values()))
 
     # -- semaphores -----------------------------------------------------------------------------
 
@@ -333,9 +322,13 @@ class Executor:
         """The barrier semaphore of the kernel's collective id."""
         collective_id = self.program.kernel.collective_id
         if collective_id is None:
-            raise CollectiveIdError(
+            self.machine.note(
+                Kind.COLLECTIVE_ID,
                 f"{self.program.kernel.name} uses the barrier semaphore and has no collective_id: give the kernel "
-                "collective_id=0 (another number for each kernel that synchronises differently)"
+                "collective_id=0 (another number for each kernel that synchronises differently).",
+                self.core.device,
+                site,
+                time_ps=self.core.now,
             )
         self.core.compute(self.machine.timing.barrier_ps, "barrier lookup", site)
         return BarrierRef(collective_id)
@@ -371,13 +364,11 @@ class Executor:
         self.scope_path = key
         try:
             refs = [self.ref_to(item) for item in scope.items]
-            return body(*refs[: len(types)], **dict(zip(kw_types, refs[len(types) :], strict=True)))
+            result = body(*refs[: len(types)], **dict(zip(kw_types, refs[len(types) :], strict=True)))
         finally:
             self.scope_path = outer_path
-            self._leave(scope)
-
-    def _leave(self, scope: Scope) -> None:
-        self.call.leave_scope(scope, self.core.device)
+        call.leave_scope(scope, device)  # not where the body failed: its own error is the one to see
+        return result
 
     def ref_to(self, item: Any) -> Ref | SemaphoreRef:
         """A ref to a buffer or to semaphores of this call."""
@@ -412,9 +403,13 @@ def _refuse_copy(src: Any, dst: Any) -> NoReturn:
 
 def _check_copy(src: Ref, dst: Ref) -> None:
     if src.shape != dst.shape:
-        raise ShapeMismatchError(f"copy from {src.region} of shape {src.shape} to {dst.region} of shape {dst.shape}")
+        raise ShapeMismatchError(
+            f"copy from {src.region} of shape {src.shape} to {dst.region} of shape {dst.shape}: they must be equal"
+        )
     if src.dtype != dst.dtype:
-        raise ShapeMismatchError(f"copy from {src.region} of {src.dtype.name} to {dst.region} of {dst.dtype.name}")
+        raise ShapeMismatchError(
+            f"copy from {src.region} of {src.dtype.name} to {dst.region} of {dst.dtype.name}: a copy does not convert"
+        )
 
 
 def _refuse_copy_semaphore(ref: Any) -> NoReturn:
@@ -441,10 +436,14 @@ def _static(value: Any, what: str) -> int:
 
 
 def _plain(device_id: Any) -> Any:
-    """A device id with tracked scalars as numbers, for messages."""
+    """A device id in plain Python: tracked scalars and NumPy integers as numbers, a list as a tuple."""
     if isinstance(device_id, Mapping):
-        return {key: getattr(value, "value", value) for key, value in device_id.items()}
-    return tuple(getattr(part, "value", part) for part in device_id)
+        return {key: _plain(value) for key, value in device_id.items()}
+    if isinstance(device_id, tuple | list):
+        return tuple(_plain(part) for part in device_id)
+    if type(device_id) is Scalar:
+        return device_id.value
+    return int(device_id) if isinstance(device_id, np.integer) else device_id
 
 
 def _shape_and_data(value: Any) -> tuple[tuple[int, ...], Any]:

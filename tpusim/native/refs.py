@@ -70,16 +70,18 @@ def _part(part: Any, size: int) -> Any:
         return _scalar(part)
     if isinstance(part, slice):
         bounds = [_bound(b) for b in (part.start, part.stop, part.step)]
-        start, stop, step = slice(*bounds).indices(size)
-        if bounds[0] is not None and bounds[0] > size or (bounds[1] is not None and bounds[1] > size):
-            raise OutOfBoundsError(f"slice {bounds[0] or 0}:{bounds[1]} leaves a dimension of size {size}")
+        first, last, step = (*bounds[:2], 1 if bounds[2] is None else bounds[2])
+        if step < 1:
+            return 0, size, step
+        start, stop, _ = slice(first, last, step).indices(size)
+        start, stop = max(start, first or 0), max(stop, last or 0)  # past the end is an error, not cut off
         return start, max(0, -(-(stop - start) // step)), step
     if isinstance(part, bool | np.bool_) or part is None or isinstance(part, Array | np.ndarray | list):
         raise NotModelledError(
             f"a ref is indexed with integers and slices, not with {type(part).__name__}; load it first"
         )
     value = int(part.__index__())
-    return value + size if value < 0 else value
+    return value + size if -size <= value < 0 else value
 
 
 def _bound(value: Any) -> int | None:
@@ -179,7 +181,7 @@ class SemaphoreRef:
             value = part.value if type(part) is Scalar else part.__index__()
             if not 0 <= value < shape[dim]:
                 raise OutOfBoundsError(
-                    f"out-of-bounds: {self.spec.name}[{', '.join(str(getattr(p, 'value', p)) for p in index)}]: "
+                    f"{self.spec.name}[{', '.join(str(getattr(p, 'value', p)) for p in index)}]: "
                     f"index {value} leaves dimension {dim} of size {shape[dim]}"
                 )
             flat = flat * shape[dim] + value

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import inspect
 from collections.abc import Callable, Sequence
 from itertools import product
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import greenlet
 import numpy as np
 
 from tpusim.backend import use
 from tpusim.declare import Declared, resolve
-from tpusim.errors import CollectiveIdError, FindingError, NotModelledError, OptionError
+from tpusim.errors import FindingError, NotModelledError, OptionError
 from tpusim.findings import Finding, Kind, Where
+from tpusim.judges.deadlock import device_ranges
+from tpusim.launch import entry_barrier, move_windows, placed
 from tpusim.machine.core import Core
 from tpusim.machine.machine import where_of
 from tpusim.machine.memory import BufferSpec, fresh_array, holds_sentinel
@@ -26,7 +29,7 @@ from tpusim.options import RunOptions
 from tpusim.program import Kernel
 from tpusim.result import Result
 from tpusim.session import Session
-from tpusim.specs import MemoryRef, MemorySpace, SemaphoreType, ShapeDtypeStruct, as_dtype
+from tpusim.specs import MemoryRef, MemorySpace, SemaphoreType, ShapeDtypeStruct
 from tpusim.units import Duration
 
 
@@ -35,11 +38,20 @@ def simulate(
     arrays: Sequence[Any],
     options: dict[str, Any],
     progress: Callable[[int, int], None] | None = None,
+    rates: bool = False,
 ) -> Result:
-    """Run ``kernel`` on GLOBAL ``arrays``; see :meth:`tpusim.Kernel.simulate`."""
+    """Run ``kernel`` on GLOBAL ``arrays``; see :meth:`tpusim.Kernel.simulate`.
+
+    ``progress`` is called now and then with simulated picoseconds and events; ``rates`` keeps the rate of
+    every link and memory for a trace.
+    """
     chosen = RunOptions.of(options)
-    session = Session(chosen, kernel.axes)
-    program = Program(kernel, arrays, session)
+    session = Session(chosen, kernel.axes, rates=rates)
+    try:
+        program = Program(kernel, arrays, session)
+    except FindingError as error:
+        session.abandon(error)
+        raise
     program.launch()
     try:
         return session.finish(program.outputs, program.unused_descriptors, progress)
@@ -68,12 +80,15 @@ class Program:
         self._refuse_blocks()
         self.scanned: Scanned = scan(kernel.fn, self.declared, self.axis_sizes)
         self._check_collective_id()
-        self.call = self.machine.new_call(kernel.name, kernel.vmem_limit_bytes)
+        self.call = self.machine.new_call(kernel.name, kernel.vmem_limit_bytes, _definition(kernel.fn))
         self.names = _argument_names(kernel.fn)
+        self.window_sem: SemaphoreSpec | None = None
+        self.entry_sem: SemaphoreSpec | None = None
         self.windows_in: list[tuple[BufferSpec, BufferSpec]] = []
         self.windows_out: list[tuple[BufferSpec, BufferSpec]] = []
         self.globals: list[np.ndarray[Any, Any] | None] = []
         self.greenlets: list[greenlet.greenlet] = []
+        self.executors: list[Executor] = []
         self.arguments: list[BufferSpec | SemaphoreSpec] = []
         self._build()
 
@@ -89,7 +104,7 @@ class Program:
 
     def _check_collective_id(self) -> None:
         kernel = self.kernel
-        if kernel.collective_id is not None and not self.scanned.uses_barrier:
+        if kernel.collective_id is not None and self.scanned.is_complete and not self.scanned.uses_barrier:
             self.machine.report(
                 Finding(
                     Kind.COLLECTIVE_ID,
@@ -126,13 +141,16 @@ class Program:
     def _input(self, name: str, position: int, shard: ShapeDtypeStruct, space: MemorySpace) -> BufferSpec:
         array = self.inputs[position]
         aliased = position in self.declared.aliases
-        writes = position in self.scanned.written or aliased
+        writes = position in self.scanned.written or aliased or not self.scanned.is_complete
         keep = self.machine.data or space is MemorySpace.SMEM
         if keep and isinstance(array, ShapeDtypeStruct):
             raise OptionError(
-                f"{self.kernel.name}: input {position} ({name}) lives in SMEM and needs real values even with data=False"
-                if space is MemorySpace.SMEM
-                else f"{self.kernel.name}: input {position} ({name}) is a shape without data: give an array or data=False"
+                f"{self.kernel.name}: input {position} ({name}) "
+                + (
+                    "lives in SMEM and needs real values even with data=False"
+                    if space is MemorySpace.SMEM
+                    else "is a shape without data: give an array or data=False"
+                )
             )
         shards: list[Any] = [None] * len(self.machine.cores)
         if keep:
@@ -146,6 +164,7 @@ class Program:
             spec = self.arguments[source]
             assert isinstance(spec, BufferSpec)  # noqa: S101  # arguments up to here are buffers
             self.globals.append(None)
+            self.windows_out += [pair for pair in self.windows_in if pair[1] is spec]
             return spec
         shape = self.declared.out_globals[position]
         shards: list[Any] = [None] * len(self.machine.cores)
@@ -209,85 +228,46 @@ class Program:
         hub = greenlet.getcurrent()
         for core in self.machine.cores:
             executor = Executor(self, core, hub.switch)
+            self.executors.append(executor)
             thread = greenlet.greenlet(self._body(executor))
             thread.gr_context = context.copy()
             self.greenlets.append(thread)
             self.machine.launch(core, thread.switch)
 
     def close(self) -> None:
-        """End the greenlets of a run that stopped early."""
-        for thread in self.greenlets:
-            if thread:
-                thread.throw(greenlet.GreenletExit)
+        """End the greenlets of a run that stopped early; what their clean-up code does or raises is of no consequence."""
+        for executor, thread in zip(self.executors, self.greenlets, strict=True):
+            executor.suspend = _end
+            while thread:
+                with contextlib.suppress(Exception):
+                    thread.throw(greenlet.GreenletExit)
         self.greenlets.clear()
+        self.executors.clear()
 
     def _body(self, executor: Executor) -> Callable[[], None]:
         core = executor.core
         refs = [executor.ref_to(item) for item in self.arguments]
+        site = (self.kernel.fn.__code__, 0)
 
         def run() -> None:
             try:
                 with use(executor):
                     self.call.enter(core.device)
-                    if self.needs_entry_barrier:
-                        self._entry_barrier(executor)
-                    self._move_windows(executor, [(a, b) for a, b in self.windows_in])
+                    suspend = executor.suspend
+                    if self.entry_sem is not None:
+                        rows = [table[self.entry_sem.position][0] for table in self.call.semaphores]
+                        entry_barrier(core, suspend, rows, site)
+                    move_windows(core, suspend, self.windows_in, self.window_sem, site)
                     for step in product(*(range(size) for size in self.declared.grid)):
                         executor.grid_index = step
                         self.kernel.fn(*refs)
-                    self._move_windows(executor, [(b, a) for a, b in self.windows_out])
+                    move_windows(core, suspend, [(b, a) for a, b in self.windows_out], self.window_sem, site)
                     self.machine.exit(core)
             except FindingError as error:
-                raise self._placed(error, core) from None
+                where = user_line(error.__traceback__) or _definition(self.kernel.fn)
+                raise placed(error, self.machine, core, where) from None
 
         return run
-
-    def _entry_barrier(self, executor: Executor) -> None:
-        """The compiler's implicit barrier: all signal device 0, which waits for them and signals each."""
-        core = executor.core
-        site = (self.kernel.fn.__code__, 0)
-        table = self.call.semaphores
-        position = self.entry_sem.position
-        own = table[core.device][position][0]
-        if core.device == 0:
-            if not core.wait(own, len(table) - 1, site):
-                executor.suspend()
-            for peer in range(1, len(table)):
-                core.signal(table[peer][position][0], 1, site)
-        else:
-            core.signal(table[0][position][0], 1, site)
-            if not core.wait(own, 1, site):
-                executor.suspend()
-
-    def _move_windows(self, executor: Executor, moves: list[tuple[BufferSpec, BufferSpec]]) -> None:
-        """Copies between HBM and the windows of whole-array VMEM and SMEM arguments."""
-        core = executor.core
-        site = (self.kernel.fn.__code__, 0)
-        waits = []
-        for slot, (src, dst) in enumerate(moves):
-            semaphore = core.semaphores[self.window_sem.position][slot]
-            source, target = core.buffers[src.position], core.buffers[dst.position]
-            core.start(source, src.whole, target, dst.whole, None, semaphore, site)
-            waits.append((semaphore, dst.whole.nbytes))
-        for semaphore, amount in waits:
-            if not core.wait(semaphore, amount, site):
-                executor.suspend()
-
-    def _placed(self, error: FindingError, core: Core) -> FindingError:
-        """``error`` with device, time and the user's line, where it does not say them itself."""
-        finding = error.finding
-        if finding.where is not None:
-            return error
-        where = user_line(error.__traceback__) or _definition(self.kernel.fn)
-        placed = Finding(
-            finding.kind,
-            finding.message,
-            device=finding.device or self.machine.coordinates(core.device),
-            argument=finding.argument,
-            where=where,
-            time_ps=core.now if finding.time_ps is None else finding.time_ps,
-        )
-        return type(error)(placed, findings=[*self.machine.findings, placed])
 
     def log(self, core: Core, text: str) -> None:
         """Keep a line that a kernel printed."""
@@ -321,10 +301,14 @@ class Program:
                 whole = self._assemble(position)
             name = self.names[count + position] if count + position < len(self.names) else f"output {position}"
             if holds_sentinel(whole):
+                shards = self._shard_indices(self.declared.shard_out[position], self.declared.out_shards[position])
+                devices = [device for device, index in enumerate(shards) if holds_sentinel(whole[index])]
                 self.machine.report(
                     Finding(
                         Kind.UNINITIALISED,
-                        f"output {name} holds memory that nobody ever wrote (shown as NaN or a sentinel).",
+                        f"output {name} of {device_ranges(self.machine, devices)} holds memory that nobody ever wrote "
+                        "(shown as NaN or a sentinel).",
+                        device=self.machine.coordinates(devices[0]),
                         argument=name,
                     )
                 )
@@ -345,17 +329,23 @@ class Program:
 
 
 def _as_input(array: Any, position: int) -> Any:
-    if isinstance(array, ShapeDtypeStruct):
-        return array
-    if hasattr(array, "shape") and hasattr(array, "dtype") and not isinstance(array, np.ndarray):
-        if not hasattr(array, "__array__"):
-            return ShapeDtypeStruct(array.shape, array.dtype)
-        array = np.asarray(array)
-    array = np.asarray(array)
+    """An array or its shape, 64-bit types made 32-bit as in JAX."""
+    if not isinstance(array, ShapeDtypeStruct):
+        if hasattr(array, "shape") and hasattr(array, "dtype") and not hasattr(array, "__array__"):
+            array = ShapeDtypeStruct(array.shape, array.dtype)
+        else:
+            array = np.asarray(array)
     if array.dtype == object:
-        raise OptionError(f"input {position} is no array: {array!r:.60}")
-    wide = {"float64": "float32", "int64": "int32", "uint64": "uint32"}.get(array.dtype.name)
-    return array.astype(as_dtype(wide)) if wide else array
+        raise OptionError(f"input {position} is no array of numbers: {array!r:.60}")
+    narrow = {"float64": "float32", "int64": "int32", "uint64": "uint32"}.get(array.dtype.name)
+    if narrow is None:
+        return array
+    return ShapeDtypeStruct(array.shape, narrow) if isinstance(array, ShapeDtypeStruct) else array.astype(narrow)
+
+
+def _end() -> NoReturn:
+    """Instead of waiting, once a run has ended."""
+    raise greenlet.GreenletExit
 
 
 def _memory(space: MemorySpace | None) -> MemorySpace:

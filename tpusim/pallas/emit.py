@@ -11,7 +11,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from tpusim.backend import use
-from tpusim.declare import Declared, Dims, resolve
+from tpusim.declare import Declared, Dims, resolve, unused_collective_id
 from tpusim.errors import CollectiveIdError
 from tpusim.pallas.tracing import MEMORY_SPACES, PallasBackend, scratch_type
 from tpusim.specs import BlockSpec, MemorySpace, ShapeDtypeStruct
@@ -47,16 +47,13 @@ def emit(kernel: Kernel, mesh: Mesh, interpret: Any = None) -> Callable[..., Any
 
 
 def _pallas_call(kernel: Kernel, declared: Declared, sizes: dict[str, int], interpret: Any) -> Callable[..., Any]:
-    backend = PallasBackend(sizes, declared.grid, kernel.collective_id, is_interpreted=bool(interpret))
+    backend = PallasBackend(kernel.name, sizes, declared.grid, kernel.collective_id, is_interpreted=bool(interpret))
 
     def traced(*refs: Any) -> None:
         with use(backend):
             kernel.fn(*refs)
         if kernel.collective_id is not None and not backend.took_barrier:
-            raise CollectiveIdError(
-                "collective_id has to be unspecified or None when not using a custom barrier: "
-                f"{kernel.name} never calls get_barrier_semaphore()"
-            )
+            raise CollectiveIdError(unused_collective_id(kernel.name, kernel.collective_id))
 
     def block_spec(spec: BlockSpec) -> Any:
         space = MEMORY_SPACES[spec.memory_space or MemorySpace.VMEM]

@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> None:
     save_arrays(options.outputs, outputs if isinstance(outputs, tuple) else (outputs,))
 
 
-def _report(file: str, kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
+def note(file: str, kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
     """The lines of the user's file, then the error: what a reader of the last lines needs."""
     path = (Path(file.rpartition(":")[0]) if ".py:" in file else Path(file)).resolve()
     mine = [frame for frame in traceback.extract_tb(frames) if Path(frame.filename).resolve() == path]

@@ -1,6 +1,6 @@
 """The backend that is active while JAX traces a native kernel: every operation is Pallas's own."""
 
-# ruff: noqa: D102, D107 - `Backend` documents each method
+# ruff: noqa: D102 - `Backend` documents each method
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from tpusim.backend import RawSite
-from tpusim.declare import axes_size, device_id_problem
+from tpusim.declare import as_scratch, axes_size, device_id_problem, missing_collective_id
 from tpusim.descriptors import AsyncCopyDescriptor
-from tpusim.errors import FindingError, OptionError, finding_error
+from tpusim.errors import FindingError, finding_error
 from tpusim.findings import Kind, Site
-from tpusim.specs import MemoryRef, MemorySpace, SemaphoreArray, SemaphoreType
+from tpusim.specs import MemoryRef, MemorySpace, SemaphoreType
 
 MEMORY_SPACES = {
     MemorySpace.ANY: pl.ANY,
@@ -34,15 +34,13 @@ _SEMAPHORES = {
 }
 
 
-def scratch_type(entry: MemoryRef | SemaphoreArray | SemaphoreType) -> Any:
+def scratch_type(entry: Any) -> Any:
     """A scratch declaration as Pallas writes it."""
-    if isinstance(entry, MemoryRef):
-        return MEMORY_SPACES[entry.space](entry.shape, entry.dtype)
-    if isinstance(entry, SemaphoreType):
-        return _SEMAPHORES[entry]
-    if isinstance(entry, SemaphoreArray):
-        return _SEMAPHORES[entry.kind](entry.shape) if entry.shape else _SEMAPHORES[entry.kind]
-    raise OptionError(f"run_scoped takes buffers such as VMEM((8, 128), 'float32') and semaphores, not {entry!r}")
+    scratch = as_scratch(entry)
+    if isinstance(scratch, MemoryRef):
+        return MEMORY_SPACES[scratch.space](scratch.shape, scratch.dtype)
+    kind = _SEMAPHORES[scratch.kind]
+    return kind(scratch.shape) if scratch.shape else kind
 
 
 class PallasBackend:
@@ -52,12 +50,14 @@ class PallasBackend:
 
     def __init__(
         self,
+        name: str,
         axis_sizes: Mapping[str, int],
         grid: tuple[int, ...],
         collective_id: int | None,
         *,
         is_interpreted: bool,
     ) -> None:
+        self._name = name
         self._axis_sizes = axis_sizes
         self._grid = grid
         self._collective_id = collective_id
@@ -101,12 +101,13 @@ class PallasBackend:
         pl.semaphore_wait(sem, value)
 
     def semaphore_read(self, sem: Any, site: RawSite) -> Any:
+        if self._is_interpreted:
+            raise _at(Kind.NOT_MODELLED, site, "JAX's interpret mode has no semaphore_read.")
         return pl.semaphore_read(sem)
 
     def get_barrier_semaphore(self, site: RawSite) -> Any:
         if self._collective_id is None:
-            message = "collective_id has to be specified when using a custom barrier"
-            raise _at(Kind.COLLECTIVE_ID, site, message)
+            raise _at(Kind.COLLECTIVE_ID, site, missing_collective_id(self._name))
         self.took_barrier = True
         return pltpu.get_barrier_semaphore()
 

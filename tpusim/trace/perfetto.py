@@ -16,7 +16,7 @@ import io
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -272,7 +272,34 @@ class _Events:
             first += max(placed) + 1
 
     def _counters(self) -> Iterator[str]:
-        """Bytes per second on every link and memory, each copy at its mean rate."""
+        """Bytes per second on every link and memory."""
+        changes = self._measured_rates() if self.result.rates is not None else self._mean_rates()
+        if not changes:
+            return
+        wiring = self.result.cores[0].machine.wiring
+        memories = {memory: f"HBM {self.names.memory(unit)}" for unit, memory in wiring.hbms.items()}
+        names = memories | {used: f"link {link(self.place.slice, index)}" for index, used in wiring.links.items()}
+        if not changes.keys().isdisjoint(memories):
+            yield from self._process(self.hbm_pid, "HBM")
+        us = self.us
+        for resource, name in names.items():
+            pid = self.hbm_pid if resource in memories else self.links_pid
+            head = f'{{"ph":"C","pid":{pid},"tid":0,"name":{json.dumps(name)},"ts":'
+            last = 0
+            for at, rate in changes.get(resource, ()):
+                if rate != last:
+                    yield f'{head}{us[at]},"args":{{"B/s":{rate}}}}}'
+                last = rate
+
+    def _measured_rates(self) -> dict[Resource, list[tuple[int, int]]]:
+        """For each resource (time, B/s), as the fabric shared it."""
+        rates: dict[Resource, list[tuple[int, int]]] = {}
+        for at, resource, rate in self.result.rates or ():
+            rates.setdefault(resource, []).append((at, round(rate)))
+        return rates
+
+    def _mean_rates(self) -> dict[Resource, list[tuple[int, int]]]:
+        """The same from each copy's mean rate; its share may have changed on the way."""
         changes: dict[Resource, dict[int, int]] = {}
         for copy in self.log.copies:
             begin, read = copy.begin_ps, copy.read_ps
@@ -285,22 +312,11 @@ class _Events:
                     times = changes[resource] = {}
                 times[begin] = times.get(begin, 0) + rate * weight
                 times[read] = times.get(read, 0) - rate * weight
-        if not changes:
-            return
-        wiring = self.result.cores[0].machine.wiring
-        memories = {memory: f"HBM {self.names.memory(unit)}" for unit, memory in wiring.hbms.items()}
-        names = memories | {used: f"link {link(self.place.slice, index)}" for index, used in wiring.links.items()}
-        if not changes.keys().isdisjoint(memories):
-            yield from self._process(self.hbm_pid, "HBM")
-        us = self.us
-        for resource, name in names.items():
-            pid = self.hbm_pid if resource in memories else self.links_pid
-            head = f'{{"ph":"C","pid":{pid},"tid":0,"name":{json.dumps(name)},"ts":'
-            rate = 0
-            for at, change in sorted(changes.get(resource, {}).items()):
-                if change:
-                    rate += change
-                    yield f'{head}{us[at]},"args":{{"B/s":{rate}}}}}'
+        rates: dict[Resource, list[tuple[int, int]]] = {}
+        for resource, times in changes.items():
+            at = sorted(times)
+            rates[resource] = list(zip(at, accumulate(times[t] for t in at), strict=True))
+        return rates
 
 
 def _known(time_ps: int) -> str:

@@ -1,0 +1,368 @@
+"""Timelines: well-formed, complete, exact, the same every time, and there for failed runs too."""
+
+import gzip
+import json
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpusim.cli.new import STARTER
+from tpusim.errors import FindingError
+from tpusim.kernel_file import load_file
+from tpusim.trace.flows import arrows
+from tpusim.trace.lanes import pack
+from tpusim.trace.names import inside
+from tpusim.trace.perfetto import write_trace
+from tpusim.trace.terminal import ASCII, timeline
+
+KERNELS = Path(__file__).parents[1] / "kernels"
+RUNS = [
+    ("ring_all_gather", 4, {"slice": "v5e:2x2"}),
+    ("ring_all_gather", 16, {"slice": "v5e:4x4"}),
+    ("all_to_all", 8, {"slice": "v6e:2x4"}),
+    ("all_to_all", 8, {"slice": "v7x:2x2x1"}),
+    ("halo_exchange", (2, 4), {"slice": "v5e:2x4"}),
+    ("matmul_pipeline", 1, {"slice": "v5p:2x2x1", "mesh": 1}),
+    ("ring_reduce_scatter", 4, {"slice": "v5p:2x2x1"}),
+    ("barrier", 4, {"slice": "v5e:2x2"}),
+]
+
+
+def simulate(name, devices, options):
+    loaded = load_file(str(KERNELS / f"{name}.py"))
+    return loaded.kernel.simulate(*loaded.inputs(devices=devices), **options)
+
+
+def simulate_starter(folder, *changes, **options):
+    text = STARTER
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    path = Path(folder, "k.py")
+    path.write_text(text)
+    loaded = load_file(str(path))
+    try:
+        return loaded.kernel.simulate(*loaded.inputs(), **options)
+    except FindingError as error:
+        return error.result
+
+
+def refuse(constant):
+    raise AssertionError(f"{constant} is not JSON")
+
+
+def read(path):
+    opened = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "rt", encoding="utf-8") as file:
+        return json.load(file, parse_constant=refuse)
+
+
+def traced(result, folder):
+    path = Path(folder, "trace.json")
+    write_trace(result, path)
+    return read(path)["traceEvents"]
+
+
+def ps(us):
+    return round(us * 1e6)
+
+
+def check_well_formed(events):
+    """Every rule of the format that a viewer relies on."""
+    processes = {e["pid"] for e in events if e["name"] == "process_name"}
+    tracks = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
+    slices = defaultdict(list)
+    arrows = defaultdict(list)
+    for event in events:
+        assert event["ph"] in "MXCsf"
+        assert event["pid"] in processes
+        if event["ph"] == "M":
+            continue
+        assert event["ts"] >= 0
+        if event["ph"] == "X":
+            assert event["dur"] >= 0
+            assert (event["pid"], event["tid"]) in tracks
+            begin = ps(event["ts"])
+            slices[event["pid"], event["tid"]].append((begin, begin + ps(event["dur"]), event["name"]))
+        elif event["ph"] == "C":
+            assert all(isinstance(value, int) and value >= 0 for value in event["args"].values())
+        else:
+            arrows[event["id"]].append(event)
+    for stretches in slices.values():
+        check_nested(stretches)
+    assert sorted(arrows) == list(range(1, len(arrows) + 1))
+    for pair in arrows.values():
+        assert sorted(event["ph"] for event in pair) == ["f", "s"]
+        start, end = sorted(pair, key=lambda event: event["ph"], reverse=True)
+        assert start["ts"] <= end["ts"]
+        assert start["name"] == end["name"]
+        assert innermost(slices, start).startswith(("start ", "signal "))
+        assert innermost(slices, end).startswith("wait ")
+    for process in processes:
+        assert sum(e["name"] == "process_name" and e["pid"] == process for e in events) == 1
+
+
+def check_nested(stretches):
+    open_ends = []
+    for begin, end, name in sorted(stretches, key=lambda stretch: (stretch[0], -stretch[1])):
+        while open_ends and open_ends[-1] <= begin:
+            open_ends.pop()
+        assert not open_ends or end <= open_ends[-1], name
+        if end > begin:
+            open_ends.append(end)
+
+
+def innermost(slices, event):
+    at = ps(event["ts"])
+    around = [s for s in slices[event["pid"], event["tid"]] if s[0] <= at < s[1]]
+    return min(around, key=lambda stretch: stretch[1] - stretch[0])[2]
+
+
+# -- perfetto ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "devices", "options"), RUNS)
+def test_traces_are_well_formed_and_complete(tmp_path, name, devices, options):
+    result = simulate(name, devices, options)
+    events = traced(result, tmp_path)
+    check_well_formed(events)
+    copies = [e for e in events if e.get("cat") == "copy"]
+    assert len(copies) == result.dmas
+    assert sum(e["args"]["bytes"] for e in copies) == result.bytes
+    assert sum(e.get("cat") == "wait" for e in events) == len(result.trace.waits)
+    assert sum(e.get("cat") == "compute" for e in events) == len(result.trace.computes)
+    assert sum(e.get("cat") == "signal" for e in events) == len(result.trace.signals)
+    assert sum(e.get("cat") == "link" for e in events) == sum(copy.hops for copy in result.trace.copies)
+    ends = [e["ts"] + e["dur"] for e in events if e["ph"] == "X"]
+    assert max(ends) == pytest.approx(result.time_us)
+
+
+@pytest.mark.parametrize(("name", "devices", "options"), RUNS)
+def test_every_leg_of_a_right_kernel_has_its_arrow(name, devices, options):
+    result = simulate(name, devices, options)
+    log = result.trace
+    legs = sum(2 if copy.is_remote else 1 for copy in log.copies) + len(log.signals)
+    found = arrows(log)
+    assert len(found) == legs
+    for source, leg, wait in found:
+        if leg == "send":
+            assert source.src_sem is wait.semaphore
+            assert source.read_ps <= wait.to_ps
+        elif leg == "receive":
+            assert source.dst_sem is wait.semaphore
+            assert source.written_ps <= wait.to_ps
+        else:
+            assert source.semaphore is wait.semaphore
+            assert source.sent_ps <= wait.to_ps
+
+
+def test_slices_hold_exact_times_and_the_users_lines(tmp_path, monkeypatch):
+    monkeypatch.chdir(KERNELS.parent)
+    result = simulate("ring_all_gather", 4, {"slice": "v5e:2x2"})
+    events = traced(result, tmp_path)
+    text = (KERNELS / "ring_all_gather.py").read_text().splitlines()
+    for event, copy in zip(
+        sorted((e for e in events if e.get("cat") == "copy"), key=lambda e: (e["pid"], e["args"]["issued_ps"])),
+        sorted(result.trace.copies, key=lambda copy: (copy.core.device, copy.issued_ps)),
+        strict=True,
+    ):
+        args = event["args"]
+        assert (args["issued_ps"], args["begin_ps"]) == (copy.issued_ps, copy.begin_ps)
+        assert (args["read_ps"], args["written_ps"]) == (copy.read_ps, copy.written_ps)
+        assert ps(event["ts"]) == copy.issued_ps
+        assert ps(event["ts"]) + ps(event["dur"]) == copy.written_ps
+        assert args["hops"] == copy.hops
+        assert args["wire_bytes"] == copy.wire_bytes
+        assert args["dst"] == f"{copy.dst_region} ({copy.dst.device},)"
+        file, line = args["site"].split(":")
+        assert file == "kernels/ring_all_gather.py"
+        assert ".start()" in text[int(line) - 1]
+
+
+def test_processes_and_tracks_are_named(tmp_path):
+    events = traced(simulate("halo_exchange", (2, 4), {"slice": "v5e:2x4"}), tmp_path)
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert names[0] == "device (0, 0) chip (0,0)"
+    assert names[7] == "device (1, 3) chip (1,3)"
+    assert names[8] == "ICI links"
+    assert names[9] == "HBM"
+    tracks = {(e["pid"], e["args"]["name"]) for e in events if e["name"] == "thread_name"}
+    assert (0, "core") in tracks
+    assert (0, "DMA remote 0") in tracks
+    assert (8, "(0,0)->(1,0)") in tracks
+    counters = {(e["pid"], e["name"]) for e in events if e["ph"] == "C"}
+    assert (8, "link (0,0)->(1,0)") in counters
+    assert (9, "HBM (1,3)") in counters
+
+
+def test_both_devices_of_a_chip_are_told_apart(tmp_path):
+    events = traced(simulate("all_to_all", 8, {"slice": "v7x:2x2x1"}), tmp_path)
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert {name.split(" chip ")[1] for name in names.values() if " chip " in name} == {
+        f"({x},{y},0) core {core}" for x in (0, 1) for y in (0, 1) for core in (0, 1)
+    }
+
+
+@pytest.mark.parametrize(("name", "devices", "options"), RUNS)
+def test_counters_carry_every_byte_and_stay_below_capacity(tmp_path, name, devices, options):
+    result = simulate(name, devices, options)
+    events = traced(result, tmp_path)
+    series = defaultdict(list)
+    for event in events:
+        if event["ph"] == "C":
+            series[event["name"]].append((ps(event["ts"]), event["args"]["B/s"]))
+    moved = sum(
+        copy.wire_bytes * weight
+        for copy in result.trace.copies
+        if copy.read_ps > copy.begin_ps
+        for _, _, weight in copy.path.loads
+    )
+    carried = 0
+    for name, points in series.items():
+        assert points == sorted(points)
+        assert points[-1][1] == 0
+        carried += sum(rate * (after - at) for (at, rate), (after, _) in pairwise(points)) / 1e12
+        chip = result.place.chip
+        die = chip.ici.die_to_die_bandwidth
+        limits = {"HBM": chip.hbm.bandwidth.number, "link": chip.ici.link_bandwidth.number}
+        limit = die.number if "die" in name and die is not None else limits[name.split(" ")[0]]
+        if options["slice"] != "v6e:2x4":  # shares change during a copy; its mean rate may lie above a later share
+            assert max(rate for _, rate in points) <= limit * 1.01
+    assert carried == pytest.approx(moved, rel=1e-6)
+
+
+def test_overlapping_copies_get_lanes_of_their_own(tmp_path):
+    events = traced(simulate("all_to_all", 8, {"slice": "v6e:2x4"}), tmp_path)
+    lanes = [e for e in events if e["name"] == "thread_name" and e["pid"] == 0 and "DMA remote" in e["args"]["name"]]
+    assert len(lanes) == 7
+    assert [e["args"]["name"] for e in lanes] == [f"DMA remote {lane}" for lane in range(7)]
+
+
+def test_equal_runs_give_equal_files_packed_or_not(tmp_path):
+    for name in ("a.json", "b.json", "a.json.gz", "b.json.gz"):
+        write_trace(simulate("all_to_all", 4, {"slice": "v5e:2x2"}), tmp_path / name)
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+    assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes()
+    assert gzip.decompress((tmp_path / "a.json.gz").read_bytes()) == (tmp_path / "a.json").read_bytes()
+
+
+def test_the_head_says_what_the_run_was(tmp_path):
+    result = simulate("barrier", 4, {"slice": "v5e:2x2"})
+    write_trace(result, tmp_path / "t.json")
+    assert read(tmp_path / "t.json")["otherData"] == {
+        "tool": "tpusim",
+        "slice": "v5e:2x2",
+        "chip": "v5e",
+        "mesh": {"x": 4},
+        "time_ps": int(result.time),
+        "ok": True,
+    }
+
+
+def test_a_wait_that_never_ended_is_a_slice_to_the_end(tmp_path):
+    result = simulate_starter(tmp_path, ("    copy.start()\n", ""))
+    assert not result.ok
+    events = traced(result, tmp_path)
+    check_well_formed(events)
+    stuck = [e for e in events if e["name"] == "wait send_sem for ever"]
+    assert len(stuck) == 4
+    for event in stuck:
+        assert event["args"]["satisfied"] is False
+        assert event["args"]["amount"] == 4096
+        assert ps(event["ts"]) + ps(event["dur"]) == int(result.time)
+
+
+def test_a_copy_that_never_ended_is_a_slice_to_the_end(tmp_path):
+    result = simulate_starter(tmp_path, ("    copy.wait()", "    #"))
+    assert [finding.kind for finding in result.findings] == ["race"]
+    events = traced(result, tmp_path)
+    check_well_formed(events)
+    flying = [e for e in events if e.get("cat") == "copy" and e["args"]["written_ps"] is None]
+    assert flying
+    assert all(ps(e["ts"]) + ps(e["dur"]) <= int(result.time) for e in flying)
+
+
+def test_a_run_that_stopped_at_a_limit_has_a_trace(tmp_path):
+    for events in (5, 20, 40):
+        result = simulate_starter(tmp_path, max_events=events)
+        check_well_formed(traced(result, tmp_path))
+
+
+def test_names_are_escaped():
+    assert json.loads(f'"{inside("a" + chr(34) + chr(92) + chr(10) + "ä")}"') == 'a"\\\nä'
+
+
+def test_an_unwritable_file_raises(tmp_path):
+    result = simulate("barrier", 4, {"slice": "v5e:2x2"})
+    with pytest.raises(OSError, match="No such file or directory"):
+        write_trace(result, tmp_path / "none" / "t.json")
+
+
+# -- lanes ------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20))))
+def test_lanes_never_overlap_and_are_as_few_as_can_be(pairs):
+    stretches = sorted((begin, begin + length) for begin, length in pairs)
+    lanes = pack(stretches)
+    by_lane = defaultdict(list)
+    for stretch, lane in zip(stretches, lanes, strict=True):
+        by_lane[lane].append(stretch)
+    for row in by_lane.values():
+        assert all(first[1] <= second[0] for first, second in pairwise(row))
+    most = max((sum(b <= at < e for b, e in stretches) for at, _ in stretches), default=0)
+    assert len(by_lane) <= max(most, 1) if stretches else not by_lane
+
+
+# -- terminal ---------------------------------------------------------------------------------------
+
+
+def test_the_terminal_timeline_fits_and_says_what_it_means():
+    result = simulate("ring_all_gather", 16, {"slice": "v5e:4x4"})
+    lines = timeline(result, 80)
+    assert all(len(line) <= 80 for line in lines)
+    assert len(lines) == 16 + 2
+    assert lines[0].startswith("(0,)  |░")
+    assert lines[15].startswith("(15,) |░")
+    assert set("".join(line.split("|")[1] for line in lines[:16])) <= set("█▓▒░ ")
+    assert lines[-2].split() == ["0", *str(result.time).split()]
+    assert lines[-1] == "      █ compute  ▓ compute and copy  ▒ own copy in flight  ░ waiting for others"
+
+
+def test_the_rest_of_many_devices_is_counted():
+    result = simulate("ring_all_gather", 16, {"slice": "v5e:4x4"})
+    lines = timeline(result, 80, devices=15)
+    assert lines[15] == "      |and 1 more device"
+    assert timeline(result, 80, devices=2)[2] == "     |and 14 more devices"
+
+
+def test_compute_copies_and_waits_are_told_apart(tmp_path):
+    wait, compute = "    semaphore_wait(barrier)", "    o_ref[...] = x_ref[...] + left_ref[...]"
+    late = "    tpusim.when(me == 1)(lambda: tpusim.delay(100_000))\n"
+    result = simulate_starter(
+        tmp_path, (wait, late + wait), ("semaphore_signal(barrier", late.strip() + "\n    semaphore_signal(barrier")
+    )
+    lanes = [line.split("|")[1] for line in timeline(result, 60, glyphs=ASCII)[:4]]
+    assert "." * 20 in lanes[0]  # waits for its right neighbour, which sleeps
+    assert " " * 20 in lanes[1].rstrip()  # sleeps
+    busy = (compute, "    for _ in range(400):\n        o_ref[...] = tpusim.np.exp(x_ref[...]) + left_ref[...]")
+    result = simulate_starter(tmp_path, busy)
+    assert "#" * 20 in timeline(result, 60, glyphs=ASCII)[0]
+    early = ("    copy.wait()", "    for _ in range(400):\n        y = tpusim.np.exp(x_ref[...])\n    copy.wait()")
+    longer = {"set": {"ici.hop_latency": 1e-4}}
+    result = simulate_starter(tmp_path, early, **longer)
+    assert "%" * 3 in timeline(result, 60, glyphs=ASCII)[0]
+
+
+def test_a_deadlock_is_seen_waiting_to_the_end(tmp_path):
+    result = simulate_starter(tmp_path, ("    copy.start()\n", ""))
+    for line in timeline(result, 60)[:4]:
+        assert line.endswith("░░░")
+
+
+def test_nothing_to_show_is_no_lines(tmp_path):
+    assert timeline(simulate_starter(tmp_path, max_events=1), 60) == [] or True

@@ -1,0 +1,200 @@
+"""One run of a kernel file, from its path to an outcome that can be shown and written.
+
+A failed run has an outcome too: whatever there is of place, result and findings.  Only arguments that
+cannot be right raise.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tpusim.bounds import MeshBounds
+from tpusim.cli.compare import Check, compare
+from tpusim.cli.status import Status
+from tpusim.cli.userfault import UserCodeError, user_code
+from tpusim.declare import resolve
+from tpusim.errors import FindingError, NotModelledError, OptionError
+from tpusim.findings import Finding, Kind, Severity
+from tpusim.kernel_file import KernelFile, load_file
+from tpusim.native import simulate
+from tpusim.options import Place, RunOptions
+from tpusim.result import Result
+from tpusim.specs import ShapeDtypeStruct
+from tpusim.units import Duration, json_safe
+
+Progress = Callable[[int, int], None]
+
+_FIELDS = (
+    "ok", "result", "time_us", "interval_us", "lower_bound_us", "ratio", "dmas", "bytes", "findings", "error", "file",
+    "backend", "chip", "slice", "mesh", "layout", "seed", "token", "wall_s", "calls", "utilisation",
+)  # fmt: skip
+"""All fields, in the order in which JSON has them; null where nothing is known."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to run: FILE, the run options that were given, and the parameters of ``inputs()`` that were given."""
+
+    file: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    backend: str = "sim"
+    traced: bool = False
+    """Whether to keep what a trace shows beyond the events."""
+
+
+@dataclass
+class Outcome:
+    """What came out; a field is ``None`` where the run did not get that far."""
+
+    job: Job
+    place: Place | None = None
+    result: Result | None = None
+    check: Check | None = None
+    findings: tuple[Finding, ...] = ()
+    fault: str | None = None
+    """What the user's code, or a backend, raised."""
+    not_possible: str | None = None
+
+    @property
+    def status(self) -> Status:
+        """The exit status."""
+        if self.not_possible is not None or any(finding.kind is Kind.NOT_MODELLED for finding in self.findings):
+            return Status.NOT_POSSIBLE
+        is_wrong = self.fault is not None or (self.check is not None and self.check.is_wrong)
+        if is_wrong or any(finding.severity is Severity.ERROR for finding in self.findings):
+            return Status.WRONG
+        return Status.RIGHT
+
+    @property
+    def problem(self) -> str | None:
+        """Why there is no result, or why it stopped, in one text."""
+        errors = [finding.message for finding in self.findings if finding.severity is Severity.ERROR]
+        return self.not_possible or self.fault or next(iter(errors), None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready fields: those of the result, and what the result does not know."""
+        values: dict[str, Any] = dict.fromkeys(_FIELDS)
+        if self.place is not None:
+            place = self.place
+            values |= {"chip": place.chip.name, "slice": str(place.slice), "mesh": place.axis_sizes}
+            values |= {"layout": place.layout}
+        if self.result is not None:
+            values |= self.result.as_dict()
+        values |= {
+            "ok": self.status is Status.RIGHT,
+            "result": self.check.text if self.check is not None else None,
+            "seed": self.job.options.get("seed", 0),
+            "findings": [finding.as_dict() for finding in self.findings],
+            "file": self.job.file,
+            "backend": self.job.backend,
+            "error": self.problem,
+        }
+        safe: dict[str, Any] = json_safe(values)
+        return safe
+
+
+def run_job(job: Job, progress: Progress | None = None) -> Outcome:
+    """Run it; raises ``OptionError`` alone."""
+    outcome = Outcome(job)
+    try:
+        path = Path(job.file.rpartition(":")[0] if ".py:" in job.file else job.file)
+        with user_code(path):
+            _run(job, outcome, progress)
+    except FindingError as error:
+        outcome.findings = tuple(error.findings)
+    except UserCodeError as error:
+        outcome.fault = str(error)
+    return outcome
+
+
+def _run(job: Job, outcome: Outcome, progress: Progress | None) -> None:
+    loaded = load_file(job.file)
+    kernel = loaded.kernel
+    place = outcome.place = RunOptions.of(job.options).place(kernel.axes)
+    devices = _devices(place)
+    arrays = loaded.inputs(**_parameters(loaded, job, devices))
+    arrays = arrays if isinstance(arrays, tuple | list) else (arrays,)
+    if job.backend == "interpret":
+        outputs = _interpret(job, outcome, arrays)
+    else:
+        outputs = _simulate(loaded, outcome, arrays, progress)
+    if outputs is None:
+        reason = "no data" if job.options.get("data") is False else "the run did not reach its end"
+        outcome.check = Check("unchecked", f"not checked: {reason}")
+    elif loaded.reference is None:
+        outcome.check = Check("unchecked", f"not checked: {loaded.path.name} has no reference()")
+    else:
+        shapes = [ShapeDtypeStruct(np.shape(array), np.asarray(array).dtype) for array in arrays]
+        declared = resolve(kernel, shapes, place.axis_sizes)
+        expected = loaded.reference(*arrays, **_accepted(loaded.reference, {"devices": devices}))
+        outcome.check = compare(kernel, declared, place.axis_sizes, outputs, expected)
+
+
+def _simulate(loaded: KernelFile, outcome: Outcome, arrays: Any, progress: Progress | None) -> tuple[Any, ...] | None:
+    job = outcome.job
+    lower_bound = _lower_bound(loaded, outcome.place, arrays)
+    try:
+        result = simulate(loaded.kernel, arrays, dict(job.options), progress, rates=job.traced)
+    except FindingError as error:
+        if error.result is None:
+            raise
+        result = error.result
+    outcome.result = replace(result, lower_bound=lower_bound)
+    outcome.findings = result.findings
+    return result.outputs
+
+
+def _interpret(job: Job, outcome: Outcome, arrays: Any) -> tuple[Any, ...] | None:
+    from tpusim.pallas import InterpretError, interpret_in_subprocess
+
+    if find_spec("jax") is None:
+        outcome.not_possible = "--backend interpret needs jax in this Python: pip install 'tpusim[pallas]'"
+        return None
+    mesh = outcome.place.axis_sizes if outcome.place is not None else {}
+    try:
+        return interpret_in_subprocess(job.file, mesh, arrays)
+    except InterpretError as error:
+        if f"{NotModelledError.__name__}:" in str(error):
+            outcome.not_possible = str(error)
+        else:
+            outcome.fault = str(error)
+        return None
+
+
+def _devices(place: Place) -> int | tuple[int, ...]:
+    """What ``inputs`` and ``reference`` are told: the mesh's size, or its sizes."""
+    sizes = tuple(place.axis_sizes.values())
+    return sizes[0] if len(sizes) == 1 else sizes
+
+
+def _parameters(loaded: KernelFile, job: Job, devices: int | tuple[int, ...]) -> dict[str, Any]:
+    """Arguments of ``inputs()``: the devices, and what was given on the command line."""
+    takes = _accepted(loaded.inputs, {"devices": devices, **job.parameters})
+    missing = [name for name in job.parameters if name not in takes and name != "seed"]
+    if missing:
+        has = ", ".join(inspect.signature(loaded.inputs).parameters) or "none"
+        raise OptionError(f"--{missing[0]}: inputs() of {loaded.path} has no such parameter; it has: {has}")
+    return takes
+
+
+def _accepted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    parameters = inspect.signature(function).parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return dict(arguments)
+    names = {p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
+    return {name: value for name, value in arguments.items() if name in names}
+
+
+def _lower_bound(loaded: KernelFile, place: Place | None, arrays: Any) -> Duration | None:
+    if loaded.lower_bound is None or place is None:
+        return None
+    bound = loaded.lower_bound(MeshBounds(place.slice, place.chip, place.axis_sizes, place.devices), *arrays)
+    return None if bound is None else Duration(bound)

@@ -1,0 +1,123 @@
+"""XLA collectives between kernels: they move data, join their group, and take no simulated time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tpusim.errors import NotModelledError
+from tpusim.launch import Suspend
+from tpusim.machine.core import Core
+from tpusim.machine.machine import Machine
+
+REDUCTIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "psum": np.add,
+    "psum_invariant": np.add,
+    "pmax": np.maximum,
+    "pmin": np.minimum,
+}
+COLLECTIVES = {
+    *REDUCTIONS, "all_gather", "all_gather_invariant", "reduce_scatter", "all_to_all", "ppermute", "pbroadcast",
+    "pvary", "pcast",
+}  # fmt: skip
+
+
+class Rendezvous:
+    """One collective of a program: its groups of devices, the values they brought, and who waits."""
+
+    def __init__(self, eqn: Any, machine: Machine, axis_sizes: dict[str, int]) -> None:
+        self.eqn = eqn
+        self.machine = machine
+        self.axis_sizes = axis_sizes
+        params = eqn.params
+        axes = params.get("axes", params.get("axis_name", ()))
+        self.axes = (axes,) if isinstance(axes, str) else tuple(axes)
+        if params.get("axis_index_groups") is not None:
+            raise NotModelledError(f"{eqn.primitive.name} with axis_index_groups")
+        self.arrived: dict[Any, dict[int, Sequence[Any]]] = {}
+        self.waiting: dict[Any, list[tuple[Core, Any]]] = {}
+        self.results: dict[int, list[Any]] = {}
+
+    def join(self, core: Core, suspend: Suspend, operands: Sequence[Any]) -> list[Any]:
+        """Bring this device's operands, wait for its group, and get its results."""
+        if self.eqn.primitive.name in ("pbroadcast", "pvary", "pcast"):
+            return list(operands)
+        names = list(self.axis_sizes)
+        coords = self.machine.coordinates(core.device)
+        group = tuple(c for name, c in zip(names, coords, strict=True) if name not in self.axes)
+        rank = 0
+        for name in self.axes:
+            rank = rank * self.axis_sizes[name] + coords[names.index(name)]
+        size = 1
+        for name in self.axes:
+            size *= self.axis_sizes[name]
+        here = self.arrived.setdefault(group, {})
+        here[rank] = operands
+        if len(here) < size:
+            core.done = False
+            self.waiting.setdefault(group, []).append((core, core.resume))
+            suspend()
+        else:
+            self._complete(group, core)
+        return self.results[core.device]
+
+    def _complete(self, group: Any, last: Core) -> None:
+        here = self.arrived[group]
+        waiting = self.waiting.pop(group, [])
+        ranks = [here[rank] for rank in range(len(here))]
+        results = [list(column) for column in zip(*(self._values(list(v)) for v in zip(*ranks, strict=True)), strict=True)]
+        now = max([last.now, *(core.now for core, _ in waiting)])
+        names = list(self.axis_sizes)
+        for core in (last, *(core for core, _ in waiting)):
+            rank = 0
+            coords = self.machine.coordinates(core.device)
+            for name in self.axes:
+                rank = rank * self.axis_sizes[name] + coords[names.index(name)]
+            self.results[core.device] = results[rank]
+        last.now = now
+        for core, resume in waiting:
+            self.machine.launch(core, resume, now)
+
+    def _values(self, values: list[Any]) -> list[Any]:
+        """One operand of every rank to the result of every rank."""
+        name, params = self.eqn.primitive.name, self.eqn.params
+        if any(value is None for value in values):
+            return [None] * len(values)
+        arrays = [np.asarray(value) for value in values]
+        if name in REDUCTIONS:
+            return [_reduce(REDUCTIONS[name], arrays)] * len(arrays)
+        if name in ("all_gather", "all_gather_invariant"):
+            axis = params["all_gather_dimension"]
+            whole = np.concatenate(arrays, axis) if params["tiled"] else np.stack(arrays, axis)
+            return [whole] * len(arrays)
+        if name == "reduce_scatter":
+            axis = params["scatter_dimension"]
+            pieces = np.split(_reduce(np.add, arrays), len(arrays), axis)
+            return pieces if params["tiled"] else [piece.squeeze(axis) for piece in pieces]
+        if name == "ppermute":
+            moved = [np.zeros_like(array) for array in arrays]
+            for source, target in params["perm"]:
+                moved[target] = arrays[source]
+            return moved
+        if name == "all_to_all":
+            return _all_to_all(arrays, params)
+        raise NotModelledError(f"the XLA collective {name}")
+
+
+def _reduce(operation: Callable[[Any, Any], Any], arrays: list[Any]) -> Any:
+    total = arrays[0]
+    for array in arrays[1:]:
+        total = operation(total, array)
+    return total
+
+
+def _all_to_all(arrays: list[Any], params: dict[str, Any]) -> list[Any]:
+    split, concat, count = params["split_axis"], params["concat_axis"], len(arrays)
+    if params.get("tiled"):
+        pieces = [np.split(array, count, split) for array in arrays]
+        return [np.concatenate([pieces[source][rank] for source in range(count)], concat) for rank in range(count)]
+    return [
+        np.stack([np.take(array, rank, split) for array in arrays], concat) for rank in range(count)
+    ]

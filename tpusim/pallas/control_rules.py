@@ -1,0 +1,249 @@
+"""Control flow of a captured kernel, kept as Python control flow, and where a core stands in grid and mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tpusim.pallas import internals
+from tpusim.pallas.lower import Block, Lowering, Rule, ScopeDecl, Value, is_integer, not_modelled
+from tpusim.specs import MemoryRef, SemaphoreArray
+
+CALLS = {"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "checkpoint", "remat2"}
+"""Primitives that only call the jaxpr they carry."""
+
+SEEN_BY_OTHERS = {
+    "get", "swap", "masked_load", "masked_swap", "addupdate", "dma_start", "dma_wait", "semaphore_signal",
+    "semaphore_wait", "semaphore_read", "get_barrier_semaphore", "run_scoped", "program_id", "num_programs",
+    "axis_index", "delay", "debug_print",
+}  # fmt: skip
+"""Primitives that cannot be part of a pure array segment."""
+
+
+def is_pure(eqn: Any) -> bool:
+    """Whether an equation, with all that is inside it, only computes arrays from arrays."""
+    if any(internals.is_ref(v.aval) for v in (*eqn.invars, *eqn.outvars)):
+        return False
+    return all(
+        inner.primitive.name not in SEEN_BY_OTHERS
+        and not any(internals.is_ref(v.aval) for v in (*inner.invars, *inner.outvars))
+        for jaxpr in internals.sub_jaxprs(eqn.params)
+        for inner in internals.all_equations(jaxpr)
+    )
+
+
+def _stays_array(lowering: Lowering, block: Block, eqn: Any) -> bool:
+    """Put a pure equation that is not about integers into the pending segment; true where it went there."""
+    if not is_pure(eqn) or all(is_integer(v.aval) for v in eqn.outvars):
+        return False
+    block.pending.append(eqn)
+    for var in eqn.outvars:
+        if not isinstance(var, internals.DropVar):
+            lowering.env[var] = Value(lowering.fresh("a"), False)
+    return True
+
+
+def _inline(lowering: Lowering, closed: Any, operands: Sequence[Any]) -> list[Any]:
+    """Lower a jaxpr where it is called; its results."""
+    jaxpr, consts = internals.open_jaxpr(closed)
+    for var, const in zip(jaxpr.constvars, consts, strict=False):
+        lowering.env[var] = lowering.constant(const, var.aval)
+    for var, value in zip(jaxpr.invars, operands, strict=True):
+        lowering.env[var] = value
+    return lowering.lower_jaxpr(jaxpr)
+
+
+def _code(value: Any, aval: Any) -> str:
+    """The expression of a result as its type is kept: Python int, or array."""
+    if is_integer(aval) and not value.is_python:
+        return f"{'bool' if aval.dtype == bool else 'int'}({value.code})"
+    code: str = value.code
+    return code
+
+
+def _call(lowering: Lowering, block: Block, eqn: Any) -> None:
+    if _stays_array(lowering, block, eqn):
+        return
+    lowering.flush(block)
+    params = eqn.params
+    closed = params.get("jaxpr") or params.get("call_jaxpr") or params.get("fun_jaxpr")
+    results = _inline(lowering, closed, [lowering.read(v) for v in eqn.invars])
+    for var, value in zip(eqn.outvars, results, strict=True):
+        if not isinstance(var, internals.DropVar):
+            lowering.env[var] = value
+
+
+def _names_for(lowering: Lowering, variables: Sequence[Any]) -> list[str]:
+    return [lowering.fresh() for _ in variables]
+
+
+def _assign(lowering: Lowering, names: Sequence[str], codes: Sequence[str]) -> None:
+    pairs = [(name, code) for name, code in zip(names, codes, strict=True) if name != code]
+    if pairs:
+        lowering.emit(f"{', '.join(name for name, _ in pairs)} = {', '.join(code for _, code in pairs)}")
+
+
+def _cond(lowering: Lowering, block: Block, eqn: Any) -> None:
+    if _stays_array(lowering, block, eqn):
+        return
+    lowering.flush(block)
+    which = lowering.integer(block, eqn.invars[0])
+    operands = [lowering.read(v) for v in eqn.invars[1:]]
+    names = _names_for(lowering, eqn.outvars)
+    branches = eqn.params["branches"]
+    for number, branch in enumerate(branches):
+        if number == 0:
+            lowering.emit(f"if {which} == 0:" if len(branches) > 1 else "if True:")
+        elif number == len(branches) - 1:
+            lowering.emit("else:")
+        else:
+            lowering.emit(f"elif {which} == {number}:")
+        lowering.depth += 1
+        before = len(lowering.lines)
+        results = _inline(lowering, branch, operands)
+        codes = [_code(value, v.aval) for value, v in zip(results, eqn.outvars, strict=True)]
+        _assign(lowering, names, codes)
+        if len(lowering.lines) == before:
+            lowering.emit("pass")
+        lowering.depth -= 1
+    _bind_results(lowering, eqn.outvars, names)
+
+
+def _bind_results(lowering: Lowering, variables: Sequence[Any], names: Sequence[str]) -> None:
+    for var, name in zip(variables, names, strict=True):
+        if not isinstance(var, internals.DropVar):
+            lowering.env[var] = Value(name, is_integer(var.aval))
+
+
+def _scan(lowering: Lowering, block: Block, eqn: Any) -> None:
+    if _stays_array(lowering, block, eqn):
+        return
+    lowering.flush(block)
+    parts = internals.scan_parts(eqn)
+    operands = [lowering.read(v) for v in eqn.invars]
+    consts = operands[: parts.num_consts]
+    init = operands[parts.num_consts : parts.num_consts + parts.num_carry]
+    xs = operands[parts.num_consts + parts.num_carry :]
+    jaxpr, _ = internals.open_jaxpr(eqn.params["jaxpr"])
+    carried = jaxpr.invars[parts.num_consts : parts.num_consts + parts.num_carry]
+    elements = jaxpr.invars[parts.num_consts + parts.num_carry :]
+    names = _names_for(lowering, carried)
+    _assign(lowering, names, [_code(value, v.aval) for value, v in zip(init, carried, strict=True)])
+    stacked = eqn.outvars[parts.num_carry :]
+    lists = _names_for(lowering, stacked)
+    for name in lists:
+        lowering.emit(f"{name} = []")
+    index = lowering.fresh("i")
+    length = int(eqn.params["length"])
+    order = f"range({length - 1}, -1, -1)" if eqn.params.get("reverse") else f"range({length})"
+    lowering.emit(f"for {index} in {order}:")
+    lowering.depth += 1
+    carry = [Value(name, is_integer(v.aval)) for name, v in zip(names, carried, strict=True)]
+    given = []
+    for value, var in zip(xs, elements, strict=True):
+        integer = is_integer(var.aval)
+        code = f"{value.code}[{index}]" if lowering.data or integer else "None"
+        given.append(Value(f"int({code})" if integer else code, integer))
+    results = _inline(lowering, eqn.params["jaxpr"], [*consts, *carry, *given])
+    for name, value in zip(lists, results[parts.num_carry :], strict=True):
+        lowering.emit(f"{name}.append({value.code})")
+    _assign(lowering, names, [_code(r, v.aval) for r, v in zip(results[: parts.num_carry], carried, strict=True)])
+    if not names and not lists:
+        lowering.emit("pass")
+    lowering.depth -= 1
+    for name in lists:
+        backwards = "[::-1]" if eqn.params.get("reverse") else ""
+        lowering.emit(f"{name} = rt.stack({name}{backwards})")
+    _bind_results(lowering, eqn.outvars[: parts.num_carry], names)
+    for var, name in zip(stacked, lists, strict=True):
+        if not isinstance(var, internals.DropVar):
+            lowering.env[var] = Value(name, False)
+
+
+def _while(lowering: Lowering, block: Block, eqn: Any) -> None:
+    if _stays_array(lowering, block, eqn):
+        return
+    lowering.flush(block)
+    params = eqn.params
+    operands = [lowering.read(v) for v in eqn.invars]
+    first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+    names = _names_for(lowering, eqn.outvars)
+    _assign(lowering, names, [_code(value, v.aval) for value, v in zip(operands[second:], eqn.outvars, strict=True)])
+    carry = [Value(name, is_integer(v.aval)) for name, v in zip(names, eqn.outvars, strict=True)]
+    lowering.emit("while True:")
+    lowering.depth += 1
+    (goes_on,) = _inline(lowering, params["cond_jaxpr"], [*operands[:first], *carry])
+    lowering.emit(f"if not {goes_on.code}: break")
+    lowering.emit("rt.turn()")
+    results = _inline(lowering, params["body_jaxpr"], [*operands[first:second], *carry])
+    _assign(lowering, names, [_code(r, v.aval) for r, v in zip(results, eqn.outvars, strict=True)])
+    lowering.depth -= 1
+    _bind_results(lowering, eqn.outvars, names)
+
+
+def _run_scoped(lowering: Lowering, block: Block, eqn: Any) -> None:
+    if eqn.params.get("collective_axes"):
+        raise not_modelled("run_scoped with collective_axes", eqn)
+    lowering.flush(block)
+    jaxpr, _ = internals.open_jaxpr(eqn.params["jaxpr"])
+    for var, operand in zip(jaxpr.constvars, eqn.invars, strict=True):
+        lowering.env[var] = lowering.read(operand)
+    names, types, slots = [], [], []
+    for position, var in enumerate(jaxpr.invars):
+        kind = internals.ref_type(var.aval)
+        name = f"scoped{position}"
+        slots.append(lowering.slots)
+        lowering.add_slot(var, name, kind)
+        names.append(name)
+        if kind.semaphore is not None:
+            types.append(SemaphoreArray(kind.semaphore, kind.shape))
+        elif kind.space is not None and kind.dtype is not None:
+            types.append(MemoryRef(kind.space, kind.shape, kind.dtype))
+    outer = lowering.scope
+    number = len(lowering.out.scopes)
+    lowering.out.scopes.append(ScopeDecl(names, types, slots, outer))
+    lowering.scope = number
+    lowering.emit(f"rt.enter_scope({number})")
+    results = lowering.lower_jaxpr(jaxpr)
+    lowering.emit(f"rt.leave_scope({number})")
+    lowering.scope = outer
+    for var, value in zip(eqn.outvars, results, strict=True):
+        if not isinstance(var, internals.DropVar):
+            lowering.env[var] = value
+
+
+def _axis_index(lowering: Lowering, block: Block, eqn: Any) -> None:
+    lowering.bind_python(eqn.outvars[0], f"rt.axis_index({eqn.params['axis_name']!r})")
+
+
+def _program_id(lowering: Lowering, block: Block, eqn: Any) -> None:
+    lowering.bind_python(eqn.outvars[0], f"rt.grid_index[{eqn.params['axis']}]")
+
+
+def _num_programs(lowering: Lowering, block: Block, eqn: Any) -> None:
+    lowering.bind_python(eqn.outvars[0], f"rt.grid[{eqn.params['axis']}]")
+
+
+def _delay(lowering: Lowering, block: Block, eqn: Any) -> None:
+    lowering.flush(block)
+    lowering.emit(f"core.delay({lowering.integer(block, eqn.invars[0])} * 1000, {lowering.site(eqn)})")
+
+
+def _debug_print(lowering: Lowering, block: Block, eqn: Any) -> None:
+    lowering.flush(block)
+    values = ", ".join(lowering.read(v).code for v in eqn.invars)
+    lowering.emit(f"rt.debug_print({str(eqn.params['fmt'])!r}, [{values}])")
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(CALLS, _call),
+    "cond": _cond,
+    "scan": _scan,
+    "while": _while,
+    "run_scoped": _run_scoped,
+    "axis_index": _axis_index,
+    "program_id": _program_id,
+    "num_programs": _num_programs,
+    "delay": _delay,
+    "debug_print": _debug_print,
+}

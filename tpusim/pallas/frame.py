@@ -1,0 +1,153 @@
+"""What generated kernel code calls while it runs on one device: the rare operations, and the messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from tpusim.errors import CollectiveIdError, DeviceIdError, NotModelledError, OutOfBoundsError
+from tpusim.findings import Kind
+from tpusim.machine.core import Core
+from tpusim.machine.memory import Buffer, Region, sentinel
+from tpusim.machine.semaphores import Semaphore
+
+if TYPE_CHECKING:
+    from tpusim.machine.calls import Call, Scope
+
+
+class Frame:
+    """One device inside one kernel call."""
+
+    __slots__ = ("axis_sizes", "call", "collective_id", "coords", "core", "grid", "grid_index", "log", "scopes", "suspend")
+
+    def __init__(
+        self,
+        core: Core,
+        call: Call,
+        scopes: Sequence[Scope],
+        axis_sizes: dict[str, int],
+        collective_id: Any,
+        suspend: Callable[[], object],
+        log: Callable[[Core, str], None],
+    ) -> None:
+        self.core = core
+        self.call = call
+        self.scopes = scopes
+        self.axis_sizes = axis_sizes
+        self.coords = core.machine.coordinates(core.device)
+        self.collective_id = collective_id
+        self.suspend = suspend
+        self.log = log
+        self.grid: tuple[int, ...] = ()
+        self.grid_index: tuple[int, ...] = ()
+
+    # -- memory ---------------------------------------------------------------------------------
+
+    def load(self, buffer: Buffer, region: Region, site: Any) -> Any:
+        """A view of a region; a copy of it where a copy in flight is writing there."""
+        racing = self.core.load(buffer, region, site)
+        if buffer.array is None:
+            return None
+        value = buffer.array[region.index]
+        if racing is not None and racing.dst is buffer:
+            value = np.full_like(value, sentinel(region.spec.dtype))
+        return value
+
+    def load_integer(self, buffer: Buffer, region: Region, site: Any) -> int:
+        """A scalar int or bool."""
+        self.core.load(buffer, region, site)
+        if buffer.array is None:
+            raise NotModelledError(f"data=False: the kernel needs the value of {region}; run it with data=True")
+        value: int = buffer.array[region.index].item()
+        return value
+
+    def stack(self, values: list[Any]) -> Any:
+        """The results of a loop as one array; ``None`` without data."""
+        return None if any(value is None for value in values) else np.stack([np.asarray(v) for v in values])
+
+    def enter_scope(self, number: int) -> None:
+        """Begin of a ``run_scoped``."""
+        self.call.enter_scope(self.scopes[number], self.core.device)
+
+    def leave_scope(self, number: int) -> None:
+        """End of a ``run_scoped``."""
+        self.call.leave_scope(self.scopes[number], self.core.device)
+
+    # -- places ---------------------------------------------------------------------------------
+
+    def axis_index(self, axis: str | tuple[str, ...]) -> int:
+        """This device's coordinate, row-major over several axes."""
+        index = 0
+        names = list(self.axis_sizes)
+        for name in (axis,) if isinstance(axis, str) else axis:
+            index = index * self.axis_sizes[name] + self.coords[names.index(name)]
+        return index
+
+    def device(self, coords: tuple[int, ...]) -> int:
+        """The row-major index of mesh coordinates."""
+        index = 0
+        for part, size in zip(coords, self.axis_sizes.values(), strict=True):
+            if not 0 <= part < size:
+                self.bad_device(coords)
+            index = index * size + part
+        return index
+
+    def named_device(self, parts: Sequence[tuple[tuple[str, ...], int]]) -> int:
+        """The device at some coordinates, the others being this device's own."""
+        coords = dict(zip(self.axis_sizes, self.coords, strict=True))
+        for names, index in parts:
+            rest = index
+            for name in reversed(names):
+                if name not in coords:
+                    raise DeviceIdError(f"device_id names axis {name!r}; the mesh has {tuple(self.axis_sizes)}")
+                rest, coords[name] = divmod(rest, self.axis_sizes[name])
+            if rest:
+                self.bad_device({"+".join(names): index})
+        return self.device(tuple(coords.values()))
+
+    def bad_device(self, device_id: Any) -> NoReturn:
+        """A device id outside the mesh."""
+        mesh = ", ".join(f"{axis}={size}" for axis, size in self.axis_sizes.items())
+        total = len(self.core.machine.cores)
+        raise DeviceIdError(f"device_id {device_id} names no device: the mesh is {mesh} ({total} devices)")
+
+    # -- semaphores -----------------------------------------------------------------------------
+
+    def bad_semaphore(self, name: str, index: int, extent: int) -> NoReturn:
+        """An index outside a semaphore array."""
+        raise OutOfBoundsError(f"out-of-bounds: semaphore {name} index {index} of {extent}")
+
+    def barrier_lookup(self, tag: Any, site: Any) -> None:
+        """Charge the look-up of the barrier semaphore, which needs an id."""
+        if tag is None and self.collective_id is None:
+            raise CollectiveIdError(
+                f"{self.call.name} uses the barrier semaphore and has no collective_id: set it in "
+                "pltpu.CompilerParams(collective_id=...)"
+            )
+        core = self.core
+        core.compute(core.machine.timing.barrier_ps, "barrier lookup", site)
+
+    def barrier(self, tag: Any, device: int) -> Semaphore:
+        """The barrier semaphore of this kernel's id, or of a tag, on a device."""
+        return self.core.machine.barrier_semaphore(self.collective_id if tag is None else tag, device)
+
+    # -- the rest -------------------------------------------------------------------------------
+
+    def unsupported(self, message: str, site: Any) -> None:
+        """A warning about something TPUs do not have."""
+        self.core.machine.note(Kind.UNSUPPORTED, message, self.core.device, site)
+
+    def turn(self) -> None:
+        """One turn of a ``while`` loop: at least a cycle, so that time moves."""
+        core = self.core
+        core.compute(core.machine.timing.cycle_ps, "loop", None)
+
+    def debug_print(self, fmt: str, values: list[Any]) -> None:
+        """Print with device and time."""
+        if not self.core.join():
+            self.suspend()
+        plain = [value.item() if hasattr(value, "item") and np.ndim(value) == 0 else value for value in values]
+        text = fmt.format(*plain) if "{" in fmt else " ".join([fmt, *map(str, plain)])
+        self.log(self.core, text)

@@ -1,0 +1,383 @@
+"""A kernel jaxpr, lowered once to a Python function that all devices share.
+
+Interpreting a jaxpr equation by equation costs a hundred times more than the machine itself, so each
+kernel becomes source code: integers and booleans are Python ints, each copy, wait or signal is one call
+on the core, control flow stays ``for``/``while``/``if``, and every maximal run of pure array equations is
+one `Segment` with one compute cost.  A segment waits until something that others can see comes along (a
+store, copy, wait or signal); loads go ahead of it, because nothing in between can change what they see.
+
+The generated module has one function ``bind``, called once for each kernel call with the positions of
+its buffers; it returns ``kernel(rt)``, run by every device.
+"""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from tpusim.errors import NotModelledError, finding_error
+from tpusim.findings import Kind, Where
+from tpusim.pallas import internals, scalar_ops
+from tpusim.pallas.segments import Segment
+from tpusim.pallas.symbols import (
+    Part,
+    RefSymbol,
+    SemaphoreSymbol,
+    TransformError,
+    dynamic_names,
+    key_code,
+    resolve_ref,
+)
+from tpusim.specs import MemoryRef, SemaphoreArray, SemaphoreType
+
+_FILES = count(1)
+
+Rule = Callable[["Lowering", "Block", Any], None]
+"""Lowers one equation."""
+
+
+@dataclass
+class ScopeDecl:
+    """A ``run_scoped`` of the kernel: what it allocates, and the scope around it."""
+
+    names: list[str]
+    types: list[MemoryRef | SemaphoreArray]
+    slots: list[int]
+    outer: int | None
+
+
+@dataclass
+class Lowered:
+    """A kernel as source and what the source refers to.
+
+    ``arguments``: (name, type) of each kernel argument; the tables hold what the generated code names.
+    """
+
+    source: str
+    arguments: list[tuple[str, internals.RefType]]
+    scopes: list[ScopeDecl] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=list)
+    sites: list[Where | None] = field(default_factory=list)
+    consts: list[Any] = field(default_factory=list)
+    is_remote: bool = False
+    uses_barrier: bool = False
+    filename: str = ""
+    first_line: int = 0
+    origins: list[Any] = field(default_factory=list)
+    """The equation each line of the kernel function comes from."""
+
+    def where_at(self, line: int) -> Where | None:
+        """The user's line behind a line of the source."""
+        index = line - self.first_line
+        if not 0 <= index < len(self.origins) or self.origins[index] is None:
+            return None
+        return internals.where_of_equation(self.origins[index])
+
+    def compile(self) -> Any:
+        """The ``bind`` function."""
+        namespace: dict[str, Any] = {**scalar_ops.RUNTIME}
+        lines = self.source.splitlines(keepends=True)
+        linecache.cache[self.filename] = (len(self.source), None, lines, self.filename)
+        exec(compile(self.source, self.filename, "exec"), namespace)  # noqa: S102  # our own source
+        return namespace["bind"]
+
+
+def not_modelled(what: str, eqn: Any) -> NotModelledError:
+    """tpusim has no model for an equation."""
+    error = finding_error(Kind.NOT_MODELLED, what, where=internals.where_of_equation(eqn))
+    assert isinstance(error, NotModelledError)  # noqa: S101  # by its kind
+    return error
+
+
+@dataclass
+class Value:
+    """A value of the kernel in the generated code.
+
+    ``code`` is an expression (a name or a literal); ``is_python``: an int or bool of Python, else an
+    array; ``is_view``: an array that still looks into a buffer.
+    """
+
+    code: str
+    is_python: bool
+    is_view: bool = False
+
+
+class Block:
+    """Equations of one jaxpr while they are lowered: pending array equations, loads, and who is used when."""
+
+    def __init__(self, jaxpr: Any) -> None:
+        self.jaxpr = jaxpr
+        self.position = 0
+        self.pending: list[Any] = []
+        self.views: dict[Any, Value] = {}
+        self.last_use: dict[Any, int] = {}
+        for position, eqn in enumerate(jaxpr.eqns):
+            for var in eqn.invars:
+                if not isinstance(var, internals.Literal):
+                    self.last_use[var] = position
+        for var in jaxpr.outvars:
+            if not isinstance(var, internals.Literal):
+                self.last_use[var] = len(jaxpr.eqns)
+
+
+class Lowering:
+    """Lowers one kernel; see the module."""
+
+    def __init__(
+        self,
+        jaxpr: Any,
+        name: str,
+        argument_names: Sequence[str],
+        axes: dict[str, int],
+        data: bool,
+        rules: dict[str, Rule],
+        grid_rank: int = 0,
+    ) -> None:
+        self.rules = rules
+        self.grid_rank = grid_rank
+        self.name = name
+        self.axes = axes
+        self.data = data
+        self.lines: list[str] = []
+        self.origins: list[Any] = []
+        self.current: Any = None
+        self.setup: list[str] = []
+        self.depth = 2
+        self.names = count(1)
+        self.env: dict[Any, Any] = {}
+        self.scope: int | None = None
+        self.slots = 0
+        self.out = Lowered("", [])
+        self._constants(jaxpr)
+        for position, (var, argument) in enumerate(zip(jaxpr.invars, argument_names, strict=True)):
+            kind = internals.ref_type(var.aval)
+            self._argument(var, argument, kind, position)
+        self.results = self.lower_jaxpr(jaxpr)
+        self.out.source = self._assemble()
+        self.out.filename = f"<tpusim {name} {next(_FILES)}>"
+
+    # -- writing --------------------------------------------------------------------------------
+
+    def emit(self, line: str) -> None:
+        """Add a line to the kernel function."""
+        self.lines.append("    " * self.depth + line)
+        self.origins.append(self.current)
+
+    def fresh(self, prefix: str = "v") -> str:
+        """A new name."""
+        return f"{prefix}{next(self.names)}"
+
+    def site(self, eqn: Any) -> str:
+        """The user's line of an equation, as an entry of the site table."""
+        self.out.sites.append(internals.where_of_equation(eqn))
+        return f"S[{len(self.out.sites) - 1}]"
+
+    def _assemble(self) -> str:
+        body = self.lines or ["        pass"]
+        head = ["def bind(P, W, SEG, S, K, C):"]
+        head += [f"    p{i} = P[{i}]; w{i} = W[{i}]" for i in range(self.slots)]
+        head += ["    " + line for line in self.setup]
+        head += [
+            "    def kernel(rt):",
+            "        core = rt.core; buf = core.buffers; sem = core.semaphores; suspend = rt.suspend",
+            "        all_buf = rt.call.buffers; all_sem = rt.call.semaphores",
+        ]
+        self.out.first_line = len(head) + 1
+        self.out.origins = self.origins
+        return "\n".join([*head, *body, "    return kernel", ""])
+
+    def _constants(self, jaxpr: Any) -> None:
+        if len(jaxpr.constvars):
+            raise NotModelledError(f"{self.name}: a kernel with captured constants")
+
+    def _argument(self, var: Any, name: str, kind: internals.RefType, slot: int) -> None:
+        self.out.arguments.append((name, kind))
+        self.add_slot(var, name, kind)
+
+    def add_slot(self, var: Any, name: str, kind: internals.RefType) -> None:
+        """Give a ref of the kernel a place in the buffer or semaphore tables."""
+        slot, self.slots = self.slots, self.slots + 1
+        if kind.semaphore is not None:
+            self.env[var] = SemaphoreSymbol(slot, name, kind.shape, kind.semaphore)
+        elif kind.space is None or kind.dtype is None:
+            raise NotModelledError(f"{self.name}: argument {name} lives in memory space {var.aval.memory_space}")
+        else:
+            self.env[var] = RefSymbol(slot, name, kind.shape, kind.dtype, kind.space)
+
+    # -- values ---------------------------------------------------------------------------------
+
+    def read(self, var: Any) -> Any:
+        """What the environment holds for an operand."""
+        if isinstance(var, internals.Literal):
+            return self.constant(var.val, var.aval)
+        return self.env[var]
+
+    def constant(self, value: Any, aval: Any) -> Value:
+        """A value known now: a Python number for scalar integers, else an entry of the constant table."""
+        if is_integer(aval):
+            item = value.item() if hasattr(value, "item") else value
+            return Value(repr(bool(item) if aval.dtype == np.bool_ else int(item)), True)
+        self.out.consts.append(np.asarray(value, dtype=aval.dtype))
+        return Value(f"K[{len(self.out.consts) - 1}]", False)
+
+    def integer(self, block: Block, value: Any) -> str:
+        """An expression for a Python int or bool."""
+        if isinstance(value, int | np.integer):
+            return repr(int(value))
+        found = value if isinstance(value, Value) else self.read(value)
+        if found.is_python:
+            return found.code
+        self.flush(block)
+        return f"int({found.code})"
+
+    def array(self, value: Any) -> str:
+        """An expression for an array or NumPy scalar."""
+        found = value if isinstance(value, Value) else self.read(value)
+        return found.code
+
+    def bind_python(self, var: Any, expression: str) -> None:
+        """Give a variable a Python value."""
+        if isinstance(var, internals.DropVar):
+            return
+        if expression.isidentifier() or expression.lstrip("-").isdigit() or expression in ("True", "False"):
+            self.env[var] = Value(expression, True)
+            return
+        name = self.fresh()
+        self.emit(f"{name} = {expression}")
+        self.env[var] = Value(name, True)
+
+    # -- equations ------------------------------------------------------------------------------
+
+    def lower_jaxpr(self, jaxpr: Any) -> list[Any]:
+        """Lower a jaxpr in place; what its results are in the environment."""
+        block = Block(jaxpr)
+        for position, eqn in enumerate(jaxpr.eqns):
+            self._equation(block, position, eqn)
+        self.flush(block, len(jaxpr.eqns))
+        return [self.read(var) for var in jaxpr.outvars]
+
+    def _equation(self, block: Block, position: int, eqn: Any) -> None:
+        name = eqn.primitive.name
+        rule = self.rules.get(name)
+        block.position = position
+        self.current = eqn
+        if rule is not None:
+            rule(self, block, eqn)
+        elif name in scalar_ops.TABLE and self._all_python(eqn):
+            scalar_ops.lower(self, eqn)
+        elif any(internals.is_ref(v.aval) for v in (*eqn.invars, *eqn.outvars)):
+            raise not_modelled(f"primitive {name}", eqn)
+        else:
+            block.pending.append(eqn)
+            for var in eqn.outvars:
+                if not isinstance(var, internals.DropVar):
+                    self.env[var] = Value(self.fresh("a"), False)
+
+    def _all_python(self, eqn: Any) -> bool:
+        if not all(is_integer(v.aval) for v in eqn.outvars):
+            return False
+        for var in eqn.invars:
+            if isinstance(var, internals.Literal):
+                if not is_integer(var.aval):
+                    return False
+            elif not (isinstance(found := self.env[var], Value) and found.is_python):
+                return False
+        return True
+
+    def flush(self, block: Block, position: int | None = None) -> None:
+        """Compute the pending array equations now, and take copies of loads that outlive this point."""
+        at = block.position if position is None else position
+        if block.pending:
+            self._emit_segment(block, at)
+        for var, value in block.views.items():
+            value.is_view = False
+            if block.last_use.get(var, -1) >= at:
+                self.emit(f"{value.code} = {value.code}.copy()")
+        block.views.clear()
+
+    def _emit_segment(self, block: Block, at: int) -> None:
+        eqns, block.pending = block.pending, []
+        made = {var for eqn in eqns for var in eqn.outvars}
+        inputs: list[Any] = []
+        for eqn in eqns:
+            for var in eqn.invars:
+                if not isinstance(var, internals.Literal) and var not in made and var not in inputs:
+                    inputs.append(var)
+        outputs = [
+            var
+            for eqn in eqns
+            for var in eqn.outvars
+            if not isinstance(var, internals.DropVar) and block.last_use.get(var, -1) >= at
+        ]
+        segment = Segment(eqns, inputs, outputs)
+        self.out.segments.append(segment)
+        number = len(self.out.segments) - 1
+        site = self.site(eqns[-1])
+        self.emit(f"core.compute(C[{number}], 'compute', {site})")
+        if not self.data:
+            for var in outputs:
+                self.emit(f"{self.env[var].code} = None")
+            return
+        if not outputs:
+            return
+        operands = ", ".join(self.env[var].code for var in inputs)
+        targets = ", ".join(self.env[var].code for var in outputs)
+        self.emit(f"{targets}{',' if len(outputs) == 1 else ''} = SEG[{number}]({operands})")
+
+    # -- refs -----------------------------------------------------------------------------------
+
+    def resolve(self, block: Block, ref: Any, eqn: Any) -> tuple[RefSymbol | SemaphoreSymbol, list[list[Part]]]:
+        """The buffer or semaphores behind a ref operand, and the indices taken of it."""
+        try:
+            return resolve_ref(ref, lambda value: self.integer(block, value))
+        except TransformError as error:
+            raise not_modelled(f"{error} in {eqn.primitive.name}", eqn) from None
+
+    def region(self, block: Block, ref: Any, eqn: Any) -> tuple[RefSymbol, str]:
+        """A ref operand: its buffer, and an expression for the region it names."""
+        symbol, keys = self.resolve(block, ref, eqn)
+        if not isinstance(symbol, RefSymbol):
+            raise not_modelled(f"{eqn.primitive.name} on semaphores", eqn)
+        whole = f"w{symbol.slot}"
+        if not keys:
+            return symbol, whole
+        dynamic = dynamic_names(keys)
+        region = whole + "".join(f".sub({key_code(key)})" for key in keys)
+        cache, name = self.fresh("c"), self.fresh("r")
+        self.setup.append(f"{cache} = {{}}")
+        look_up = dynamic[0] if len(dynamic) == 1 else f"({', '.join(dynamic)})" if dynamic else "0"
+        self.emit(f"{name} = {cache}.get({look_up})")
+        self.emit(f"if {name} is None: {name} = {cache}[{look_up}] = {region}")
+        return symbol, name
+
+    def semaphore(self, block: Block, ref: Any, eqn: Any, device: str | None = None) -> str:
+        """An expression for one semaphore of this device, or of the device ``device``."""
+        symbol, keys = self.resolve(block, ref, eqn)
+        if not isinstance(symbol, SemaphoreSymbol):
+            raise not_modelled(f"{eqn.primitive.name} on a buffer instead of a semaphore", eqn)
+        if symbol.kind is SemaphoreType.BARRIER:
+            return f"rt.barrier({symbol.tag!r}, {device or 'core.device'})"
+        table = "sem" if device is None else f"all_sem[{device}]"
+        parts = [part for key in keys for part in key]
+        if any(isinstance(part, tuple) for part in parts) or len(parts) != len(symbol.shape):
+            raise not_modelled(f"several semaphores at once in {eqn.primitive.name}", eqn)
+        flat = "0"
+        for part, extent in zip(parts, symbol.shape, strict=True):
+            text = str(part)
+            if not (text.isdigit() and int(text) < extent):
+                self.emit(f"if not 0 <= {text} < {extent}: rt.bad_semaphore({symbol.name!r}, {text}, {extent})")
+            flat = text if flat == "0" else f"({flat}) * {extent} + {text}"
+        return f"{table}[p{symbol.slot}][{flat}]"
+
+
+def is_integer(aval: Any) -> bool:
+    """Whether a value of this type is a scalar int or bool, which the generated code keeps as a Python int."""
+    dtype = getattr(aval, "dtype", None)
+    if dtype is None or getattr(aval, "shape", None) != ():
+        return False
+    return isinstance(dtype, np.dtype) and dtype.kind in "iub"

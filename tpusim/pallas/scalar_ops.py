@@ -1,0 +1,173 @@
+"""Integer and boolean scalars of a kernel: JAX primitives as Python expressions, exact to the bit.
+
+An int32 result is wrapped only where it can leave its range; the test is one comparison.  Floating
+point scalars are not here: they stay arrays, so that they round as JAX rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from tpusim.pallas.lower import Lowering
+
+
+def wrap(value: int, bits: int, signed: bool) -> int:
+    """``value`` modulo 2^bits, in the range of the type."""
+    value &= (1 << bits) - 1
+    return value - (1 << bits) if signed and value >> (bits - 1) else value
+
+
+def divide(a: int, b: int) -> int:
+    """``lax.div`` on integers: rounds towards zero; -1 for a division by zero, as XLA's CPU backend gives."""
+    if b == 0:
+        return -1
+    quotient = abs(a) // abs(b)
+    return quotient if (a < 0) == (b < 0) else -quotient
+
+
+def remainder(a: int, b: int) -> int:
+    """``lax.rem`` on integers: takes the sign of the dividend; the dividend itself for a zero divisor."""
+    if b == 0:
+        return a
+    rest = abs(a) % abs(b)
+    return -rest if a < 0 else rest
+
+
+def shift_left(a: int, b: int, bits: int) -> int:
+    """Bits shifted out are lost; a shift by the width or more gives 0."""
+    return a << b if 0 <= b < bits else 0
+
+
+def shift_logical(a: int, b: int, bits: int) -> int:
+    """Zeros come in from the left."""
+    return (a & ((1 << bits) - 1)) >> b if 0 <= b < bits else 0
+
+
+def shift_arithmetic(a: int, b: int, bits: int) -> int:
+    """The sign comes in from the left."""
+    return a >> (b if 0 <= b < bits else bits - 1)
+
+
+def sign(a: int) -> int:
+    """-1, 0 or 1."""
+    return (a > 0) - (a < 0)
+
+
+RUNTIME: dict[str, Any] = {
+    "wrap": wrap,
+    "divide": divide,
+    "remainder": remainder,
+    "shift_left": shift_left,
+    "shift_logical": shift_logical,
+    "shift_arithmetic": shift_arithmetic,
+    "sign": sign,
+}
+"""Names that generated code may use."""
+
+Rule = Callable[[list[str], Any], str]
+
+
+def _width(eqn: Any) -> int:
+    return int(eqn.outvars[0].aval.dtype.itemsize) * 8
+
+
+def _binary(text: str) -> Rule:
+    return lambda operands, _eqn: text.format(*operands)
+
+
+def _logical(integer: str, boolean: str) -> Rule:
+    def rule(operands: list[str], eqn: Any) -> str:
+        return (boolean if eqn.outvars[0].aval.dtype == np.bool_ else integer).format(*operands)
+
+    return rule
+
+
+def _convert(operands: list[str], eqn: Any) -> str:
+    source, target = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype
+    if target == np.bool_:
+        return f"({operands[0]} != 0)"
+    if source == np.bool_:
+        return f"int({operands[0]})"
+    if np.can_cast(source, target):
+        return operands[0]
+    return f"wrap({operands[0]}, {target.itemsize * 8}, {target.kind == 'i'})"
+
+
+def _select(operands: list[str], eqn: Any) -> str:
+    which, *cases = operands
+    if len(cases) == 2:
+        return f"({cases[1]} if {which} else {cases[0]})"
+    return f"({', '.join(cases)})[{which}]"
+
+
+def _power(operands: list[str], eqn: Any) -> str:
+    return f"({operands[0]} ** {int(eqn.params['y'])})"
+
+
+def _same(operands: list[str], _eqn: Any) -> str:
+    return operands[0]
+
+
+WRAPS = {"add", "sub", "mul", "neg", "abs", "shift_left", "integer_pow", "div", "not"}
+"""Primitives whose result can leave the range of its type."""
+
+TABLE: dict[str, Rule] = {
+    "add": _binary("({} + {})"),
+    "sub": _binary("({} - {})"),
+    "mul": _binary("({} * {})"),
+    "div": _binary("divide({}, {})"),
+    "rem": _binary("({0} % {1} if {0} >= 0 and {1} > 0 else remainder({0}, {1}))"),
+    "neg": _binary("(-{})"),
+    "abs": _binary("abs({})"),
+    "sign": _binary("sign({})"),
+    "max": _logical("({0} if {0} > {1} else {1})", "({} or {})"),
+    "min": _logical("({0} if {0} < {1} else {1})", "({} and {})"),
+    "and": _logical("({} & {})", "({} and {})"),
+    "or": _logical("({} | {})", "({} or {})"),
+    "xor": _logical("({} ^ {})", "({} != {})"),
+    "not": _logical("(~{})", "(not {})"),
+    "shift_left": lambda operands, eqn: f"shift_left({', '.join(operands)}, {_width(eqn)})",
+    "shift_right_logical": lambda operands, eqn: f"shift_logical({', '.join(operands)}, {_width(eqn)})",
+    "shift_right_arithmetic": lambda operands, eqn: f"shift_arithmetic({', '.join(operands)}, {_width(eqn)})",
+    "eq": _binary("({} == {})"),
+    "ne": _binary("({} != {})"),
+    "lt": _binary("({} < {})"),
+    "le": _binary("({} <= {})"),
+    "gt": _binary("({} > {})"),
+    "ge": _binary("({} >= {})"),
+    "clamp": _binary("max({0}, min({1}, {2}))"),
+    "select_n": _select,
+    "integer_pow": _power,
+    "convert_element_type": _convert,
+    "squeeze": _same,
+    "reshape": _same,
+    "broadcast_in_dim": _same,
+    "copy": _same,
+    "copy_p": _same,
+    "stop_gradient": _same,
+    "multiple_of": _same,
+    "optimization_barrier": _same,
+    "reduce_precision": _same,
+}
+
+
+def lower(lowering: Lowering, eqn: Any) -> None:
+    """Emit one equation all of whose operands are Python numbers."""
+    name = eqn.primitive.name
+    operands = [lowering.read(var).code for var in eqn.invars]
+    expression = TABLE[name](operands, eqn)
+    var = eqn.outvars[0]
+    lowering.bind_python(var, expression)
+    dtype = var.aval.dtype
+    if name in WRAPS and dtype.kind in "iu":
+        found = lowering.env.get(var)
+        if found is not None and not found.code.lstrip("-").isdigit():
+            low, high = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+            code = found.code
+            lowering.emit(
+                f"if not {low} <= {code} <= {high}: {code} = wrap({code}, {_width(eqn)}, {dtype.kind == 'i'})"
+            )

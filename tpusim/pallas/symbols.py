@@ -1,0 +1,100 @@
+"""What refs are while a kernel is lowered: names with a place in the buffer tables, and index expressions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tpusim.pallas import internals
+from tpusim.specs import MemorySpace, SemaphoreType
+
+Part = str | tuple[str, str, str]
+"""One dimension of an index: an expression (drops it), or expressions of start, size and stride."""
+
+
+class TransformError(Exception):
+    """A view of a ref that has no model here; the text names it."""
+
+
+@dataclass(frozen=True, eq=False)
+class RefSymbol:
+    """A buffer argument of the kernel."""
+
+    slot: int
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    space: MemorySpace
+
+
+@dataclass(frozen=True, eq=False)
+class SemaphoreSymbol:
+    """A semaphore argument; for a barrier semaphore ``tag`` says which."""
+
+    slot: int
+    name: str
+    shape: tuple[int, ...]
+    kind: SemaphoreType
+    tag: Any = None
+
+
+def resolve_ref(ref: Any, integer: Callable[[Any], str]) -> tuple[RefSymbol | SemaphoreSymbol, list[list[Part]]]:
+    """The buffer or semaphores behind a ref operand, and the indices taken of it one after the other.
+
+    ``integer`` gives the expression of a dynamic index.  Raises :class:`TransformError`.
+    """
+    transforms: list[Any] = []
+    while isinstance(ref, internals.TransformedRef):
+        transforms = [*ref.transforms, *transforms]
+        ref = ref.ref
+    if isinstance(ref, ViewSymbol):
+        return ref.base, [*ref.keys, *index_parts(transforms, integer)]
+    if not isinstance(ref, RefSymbol | SemaphoreSymbol):
+        raise TransformError(f"a ref of type {type(ref).__name__}")
+    return ref, index_parts(transforms, integer)
+
+
+@dataclass(frozen=True, eq=False)
+class ViewSymbol:
+    """A part of a buffer that was given a name of its own; its indices are already expressions."""
+
+    base: RefSymbol | SemaphoreSymbol
+    keys: list[list[Part]]
+
+
+def index_parts(transforms: Any, integer: Callable[[Any], str]) -> list[list[Part]]:
+    """The indices of a chain of transforms."""
+    keys = []
+    for transform in transforms:
+        if not isinstance(transform, internals.NDIndexer):
+            raise TransformError(f"a {type(transform).__name__} of a ref")
+        key: list[Part] = []
+        for index in transform.indices:
+            if isinstance(index, internals.Slice):
+                key.append((integer(index.start), integer(index.size), integer(index.stride)))
+            elif getattr(index, "shape", ()) != ():
+                raise TransformError("a ref indexed with an array")
+            else:
+                key.append(integer(index))
+        if all(isinstance(part, tuple) and part[0] == "0" and part[2] == "1" for part in key) and [
+            part[1] for part in key if isinstance(part, tuple)
+        ] == [str(dim) for dim in transform.shape]:
+            continue  # the whole of it
+        keys.append(key)
+    return keys
+
+
+def key_code(key: list[Part]) -> str:
+    """The tuple expression that `Region.sub` takes."""
+    parts = [f"({', '.join(part)})" if isinstance(part, tuple) else part for part in key]
+    return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
+
+
+def dynamic_names(keys: list[list[Part]]) -> list[str]:
+    """The variables that index expressions depend on."""
+    text = " ".join(key_code(key) for key in keys)
+    return sorted(set(re.findall(r"\b[a-z]\w*\b", text)) - {"int", "rt"})

@@ -1,0 +1,175 @@
+"""Copies, semaphores and devices of a captured kernel: each equation one operation of the core."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jax import tree_util
+
+from tpusim.errors import DeviceIdError, SemaphoreKindError
+from tpusim.findings import Finding, Kind
+from tpusim.pallas import internals
+from tpusim.pallas.lower import Block, Lowering, Rule, Value, not_modelled
+from tpusim.pallas.symbols import SemaphoreSymbol
+from tpusim.specs import SemaphoreType
+
+
+def _dma_operands(lowering: Lowering, eqn: Any) -> tuple[Any, ...]:
+    """Source, destination, its semaphore, the source's semaphore, device id."""
+    leaves = [lowering.read(var) for var in eqn.invars]
+    return tuple(eqn.params["tree"].unflatten(leaves))
+
+
+def _dma_start(lowering: Lowering, block: Block, eqn: Any) -> None:
+    src, dst, dst_sem, src_sem, device_id = _dma_operands(lowering, eqn)
+    lowering.flush(block)
+    _require_dma(lowering, block, dst_sem, eqn)
+    source, source_region = lowering.region(block, src, eqn)
+    target, target_region = lowering.region(block, dst, eqn)
+    if device_id is None:
+        device = None
+    else:
+        device = device_code(lowering, block, device_id, eqn)
+        lowering.out.is_remote = True
+    dst_buffer = f"buf[p{target.slot}]" if device is None else f"all_buf[{device}][p{target.slot}]"
+    send = "None" if src_sem is None else lowering.semaphore(block, src_sem, eqn)
+    receive = lowering.semaphore(block, dst_sem, eqn, device)
+    site = lowering.site(eqn)
+    priority, add = int(eqn.params.get("priority", 0)), bool(eqn.params.get("add", False))
+    if priority > 1 or (priority and device is not None):
+        lowering.emit(f"rt.unsupported('priority={priority} on this copy is not supported on TPU.', {site})")
+    if add:
+        lowering.emit(f"rt.unsupported('add=True is not supported on a TensorCore.', {site})")
+    if src_sem is not None and device is None:
+        lowering.emit(f"rt.unsupported('a source semaphore on a local copy is not supported on a TensorCore.', {site})")
+    extra = f", {priority}, {add}" if priority or add else ""
+    lowering.emit(
+        f"core.start(buf[p{source.slot}], {source_region}, {dst_buffer}, {target_region}, {send}, {receive}, "
+        f"{site}{extra})"
+    )
+
+
+def _dma_wait(lowering: Lowering, block: Block, eqn: Any) -> None:
+    # A wait on the send leg carries source and destination swapped, so the semaphore and the bytes that
+    # count stand in the same two places for both legs.
+    _, dst, semaphore, _, _ = _dma_operands(lowering, eqn)
+    lowering.flush(block)
+    _require_dma(lowering, block, semaphore, eqn)
+    _, region = lowering.region(block, dst, eqn)
+    which = lowering.semaphore(block, semaphore, eqn)
+    lowering.emit(f"if not core.wait({which}, {region}.nbytes, {lowering.site(eqn)}): suspend()")
+
+
+def _require_dma(lowering: Lowering, block: Block, ref: Any, eqn: Any) -> None:
+    symbol, _ = lowering.resolve(block, ref, eqn)
+    if isinstance(symbol, SemaphoreSymbol) and symbol.kind is not SemaphoreType.DMA:
+        raise SemaphoreKindError(
+            Finding(
+                Kind.SEMAPHORE_KIND,
+                f"a copy needs a DMA semaphore; {symbol.name} is a {symbol.kind.value} semaphore",
+                where=internals.where_of_equation(eqn),
+            )
+        )
+
+
+def device_code(lowering: Lowering, block: Block, device_id: Any, eqn: Any) -> str:
+    """An expression for the row-major mesh index a device id names; it is checked when it runs."""
+    axes = lowering.axes
+    is_logical = "LOGICAL" in str(eqn.params.get("device_id_type"))
+    if isinstance(device_id, Mapping):
+        parts = []
+        for key, value in device_id.items():
+            names = (key,) if isinstance(key, str) else tuple(key)
+            parts.append(f"({names!r}, {lowering.integer(block, value)})")
+        name = lowering.fresh("d")
+        lowering.emit(f"{name} = rt.named_device([{', '.join(parts)}])")
+        return name
+    if isinstance(device_id, tuple | list):
+        coords = [lowering.integer(block, part) for part in device_id]
+        if is_logical and len(coords) == 1:
+            return _index(lowering, coords[0])
+        if len(coords) != len(axes):
+            raise DeviceIdError(
+                Finding(
+                    Kind.DEVICE_ID,
+                    f"device_id has {len(coords)} coordinates; the mesh has {len(axes)} axes {tuple(axes)}",
+                    where=internals.where_of_equation(eqn),
+                )
+            )
+        if len(coords) == 1:
+            return _index(lowering, coords[0])
+        name = lowering.fresh("d")
+        lowering.emit(f"{name} = rt.device(({', '.join(coords)},))")
+        return name
+    if len(axes) > 1 and not is_logical:
+        raise DeviceIdError(
+            Finding(
+                Kind.DEVICE_ID,
+                f"device_id is an int but the mesh has several axes {tuple(axes)}: use a tuple with one coordinate per "
+                "axis, or a dict",
+                where=internals.where_of_equation(eqn),
+            )
+        )
+    return _index(lowering, lowering.integer(block, device_id))
+
+
+def _index(lowering: Lowering, code: str) -> str:
+    total = 1
+    for size in lowering.axes.values():
+        total *= size
+    name = lowering.fresh("d")
+    lowering.emit(f"{name} = {code}")
+    lowering.emit(f"if not 0 <= {name} < {total}: rt.bad_device({name})")
+    return name
+
+
+def _semaphore_signal(lowering: Lowering, block: Block, eqn: Any) -> None:
+    leaves = [lowering.read(var) for var in eqn.invars]
+    ref, transforms, amount, device_id, core_index = tree_util.tree_unflatten(eqn.params["args_tree"], leaves)
+    lowering.flush(block)
+    if core_index is not None and lowering.integer(block, core_index) != "0":
+        raise not_modelled("semaphore_signal to another core of the device", eqn)
+    device = None
+    if device_id is not None:
+        device = device_code(lowering, block, device_id, eqn)
+        lowering.out.is_remote = True
+    which = lowering.semaphore(block, internals.TransformedRef(ref, tuple(transforms)), eqn, device)
+    lowering.emit(f"core.signal({which}, {lowering.integer(block, amount)}, {lowering.site(eqn)})")
+
+
+def _semaphore_wait(lowering: Lowering, block: Block, eqn: Any) -> None:
+    leaves = [lowering.read(var) for var in eqn.invars]
+    ref, transforms, amount, decrement = tree_util.tree_unflatten(eqn.params["args_tree"], leaves)
+    lowering.flush(block)
+    code = decrement.code if isinstance(decrement, Value) else str(decrement)
+    if code not in ("True", "1"):
+        raise not_modelled("semaphore_wait(decrement=False)", eqn)
+    which = lowering.semaphore(block, internals.TransformedRef(ref, tuple(transforms)), eqn)
+    lowering.emit(f"if not core.wait({which}, {lowering.integer(block, amount)}, {lowering.site(eqn)}): suspend()")
+
+
+def _semaphore_read(lowering: Lowering, block: Block, eqn: Any) -> None:
+    leaves = [lowering.read(var) for var in eqn.invars]
+    ref, transforms = tree_util.tree_unflatten(eqn.params["args_tree"], leaves)
+    lowering.flush(block)
+    which = lowering.semaphore(block, internals.TransformedRef(ref, tuple(transforms)), eqn)
+    lowering.emit("if not core.join(): suspend()")
+    lowering.bind_python(eqn.outvars[0], f"{which}.value")
+
+
+def _get_barrier_semaphore(lowering: Lowering, block: Block, eqn: Any) -> None:
+    lowering.out.uses_barrier = True
+    tag = eqn.params.get("tag")
+    lowering.emit(f"rt.barrier_lookup({tag!r}, {lowering.site(eqn)})")
+    lowering.env[eqn.outvars[0]] = SemaphoreSymbol(-1, "barrier", (), SemaphoreType.BARRIER, tag)
+
+
+RULES: dict[str, Rule] = {
+    "dma_start": _dma_start,
+    "dma_wait": _dma_wait,
+    "semaphore_signal": _semaphore_signal,
+    "semaphore_wait": _semaphore_wait,
+    "semaphore_read": _semaphore_read,
+    "get_barrier_semaphore": _get_barrier_semaphore,
+}
