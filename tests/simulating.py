@@ -56,5 +56,6 @@ def error_of(kind: type[BaseException], fn: Any, *arrays: Any, **keywords: Any) 
     assert type(error) is kind
     if hasattr(error, "finding"):
         assert error.finding in error.findings
+        assert len({finding.message for finding in error.findings}) == len(error.findings)
         assert error.finding.kind == kind.kind  # type: ignore[attr-defined]
     return error

@@ -31,10 +31,6 @@ def _nothing(*refs):
             "option 'schedule': schedules other than the default one cannot be chosen in this version of tpusim.",
         ),
         ({"faults": ()}, "option 'faults': fault injection cannot be chosen in this version of tpusim."),
-        (
-            {"checks": "none"},
-            "option 'checks': the observed-schedule race judge cannot be chosen in this version of tpusim.",
-        ),
         ({"replay": ""}, "option 'replay': replay of a schedule cannot be chosen in this version of tpusim."),
         (
             {"compute": "compiler"},

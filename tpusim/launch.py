@@ -10,24 +10,29 @@ from tpusim.findings import Finding, Where
 from tpusim.machine.core import Core
 from tpusim.machine.machine import Machine
 from tpusim.machine.memory import BufferSpec
-from tpusim.machine.semaphores import Semaphore, SemaphoreSpec
+from tpusim.machine.semaphores import SemaphoreSpec
+
+IMPLICIT = "implicit"
+"""The id of the compiler's own barrier."""
 
 Suspend = Callable[[], object]
 
 
-def entry_barrier(core: Core, suspend: Suspend, rows: Sequence[Semaphore], site: Any) -> None:
+def entry_barrier(core: Core, suspend: Suspend, site: Any) -> None:
     """The compiler's implicit barrier: all signal device 0, which waits for them and signals each.
 
-    ``rows[d]`` is the barrier's semaphore on device d.
+    Its semaphores, like every barrier semaphore, outlive the call.
     """
-    own = rows[core.device]
+    machine = core.machine
+    own = machine.barrier_semaphore(IMPLICIT, core.device)
     if core.device == 0:
-        if not core.wait(own, len(rows) - 1, site):
+        others = range(1, len(machine.cores))
+        if not core.wait(own, len(others), site):
             suspend()
-        for peer in rows[1:]:
-            core.signal(peer, 1, site)
+        for peer in others:
+            core.signal(machine.barrier_semaphore(IMPLICIT, peer), 1, site)
     else:
-        core.signal(rows[0], 1, site)
+        core.signal(machine.barrier_semaphore(IMPLICIT, 0), 1, site)
         if not core.wait(own, 1, site):
             suspend()
 
@@ -66,4 +71,8 @@ def placed(error: FindingError, machine: Machine, core: Core, where: Where | Non
         other=finding.other,
         time_ps=core.now if finding.time_ps is None else finding.time_ps,
     )
-    return type(error)(complete, findings=[*machine.findings, complete])
+    if finding in machine.findings:
+        machine.findings[machine.findings.index(finding)] = complete
+    else:
+        machine.findings.append(complete)
+    return type(error)(complete, findings=machine.findings)

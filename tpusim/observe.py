@@ -26,6 +26,12 @@ class Observer:
     def exited(self, core: Core) -> None:
         """A core left a call."""
 
+    def scope_entered(self, core: Core, buffers: Sequence[Buffer], semaphores: Sequence[Semaphore]) -> None:
+        """A core entered a ``run_scoped``, which owns these."""
+
+    def scope_left(self, core: Core, buffers: Sequence[Buffer], semaphores: Sequence[Semaphore]) -> None:
+        """A core left a ``run_scoped``."""
+
     def copy_started(self, copy: Copy) -> None:
         """A core issued a copy."""
 

@@ -15,7 +15,6 @@ from tpusim.units import PS_PER_US
 LATER = {
     "schedule": "schedules other than the default one",
     "faults": "fault injection",
-    "checks": "the observed-schedule race judge",
     "replay": "replay of a schedule",
     "compute": "compiler-exact compute cost",
 }
@@ -32,6 +31,7 @@ class RunOptions:
     ``cores``: ``megacore`` or ``split`` (v4, v5p).  ``seed``: of everything random in a run.
     ``set``: overrides of chip numbers, ``{"ici.link_bandwidth": 90e9}``.  ``chip``: an own TOML file.
     ``data``: carry array contents.  ``on_finding``: ``raise`` or ``record``.
+    ``checks``: ``observed`` looks for races on the observed schedule, ``none`` does not and is faster.
     ``max_time``: simulated microseconds.  ``max_events``: events of the simulation.
     """
 
@@ -44,6 +44,7 @@ class RunOptions:
     chip: str | None = None
     data: bool = True
     on_finding: Literal["raise", "record"] = "raise"
+    checks: Literal["observed", "none"] = "observed"
     max_time: float | None = None
     max_events: int | None = None
 
@@ -66,6 +67,8 @@ class RunOptions:
     def _check(self) -> None:
         if self.on_finding not in ("raise", "record"):
             raise OptionError(f"on_finding is 'raise' or 'record', not {self.on_finding!r}")
+        if self.checks not in ("observed", "none"):
+            raise OptionError(f"checks is 'observed' or 'none', not {self.checks!r}")
         if self.cores not in ("megacore", "split"):
             raise OptionError(f"cores is 'megacore' or 'split', not {self.cores!r}")
         events, time = self.max_events, self.max_time

@@ -13,6 +13,7 @@ from tpusim.errors import FindingError, InterruptedRunError, NotModelledError, e
 from tpusim.findings import Finding, Kind, Severity
 from tpusim.judges.deadlock import find_deadlock
 from tpusim.judges.exit_audit import audit_exit
+from tpusim.judges.races import RaceJudge
 from tpusim.machine.machine import Machine
 from tpusim.options import Place, RunOptions
 from tpusim.result import CallRecord, Result
@@ -28,6 +29,7 @@ class Session:
         self.place: Place = options.place(axes)
         self.log = EventLog()
         self.printed: list[str] = []
+        races = RaceJudge() if options.checks == "observed" else None
         self.machine = Machine(
             self.place.slice,
             self.place.chip,
@@ -35,10 +37,12 @@ class Session:
             self.place.devices,
             data=options.data,
             on_finding=options.on_finding,
-            observers=[self.log],
+            observers=[self.log] if races is None else [self.log, races],
             max_events=options.max_events,
             max_ps=options.max_ps,
         )
+        if races is not None:
+            races.attach(self.machine)
         if rates:
             self.machine.fabric.rate_log = []
 

@@ -23,7 +23,7 @@ from tpusim.scalars import Scalar, from_numpy, is_scalar, scalar, to_numpy
 from tpusim.simulated_shapes import ShapeFunctions
 from tpusim.traced import Traced
 from tpusim.ufuncs import ROUND, UFUNCS, Ufunc
-from tpusim.values import convert, run, shape_of
+from tpusim.values import Array, convert, run, shape_of
 
 
 class ScalarType:

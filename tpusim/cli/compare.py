@@ -56,7 +56,7 @@ def compare(
             count = int(differs.sum())
             return Check(
                 "different",
-                f"{count} of {got.size} values differ{'s' if count == 1 else ''}; the first is {name}[{', '.join(map(str, index))}] "
+                f"{count} of {got.size} values differ{'s' if count == 1 else ''}; the first is {name}{list(index)} "
                 f"(device {device}): got {got[index]}, expected {want[index]}",
             )
         worst = max(worst, error)

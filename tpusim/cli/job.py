@@ -31,6 +31,9 @@ from tpusim.units import Duration, json_safe
 
 Progress = Callable[[int, int], None]
 
+_MOST_WITH_RATES = 32
+"""Devices of a traced run that keeps every change of a rate; with many flows that costs more than the run."""
+
 _FIELDS = (
     "ok", "result", "time_us", "interval_us", "lower_bound_us", "ratio", "dmas", "bytes", "findings", "error", "file",
     "backend", "chip", "slice", "mesh", "layout", "seed", "token", "wall_s", "calls", "utilisation",
@@ -47,7 +50,7 @@ class Job:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     backend: str = "sim"
     traced: bool = False
-    """Whether to keep what a trace shows beyond the events."""
+    """Whether the run is for a trace."""
 
 
 @dataclass
@@ -141,8 +144,9 @@ def _run(job: Job, outcome: Outcome, progress: Progress | None) -> None:
 def _simulate(loaded: KernelFile, outcome: Outcome, arrays: Any, progress: Progress | None) -> tuple[Any, ...] | None:
     job = outcome.job
     lower_bound = _lower_bound(loaded, outcome.place, arrays)
+    rates = job.traced and outcome.place is not None and len(outcome.place.devices) <= _MOST_WITH_RATES
     try:
-        result = simulate(loaded.kernel, arrays, dict(job.options), progress, rates=job.traced)
+        result = simulate(loaded.kernel, arrays, dict(job.options), progress, rates=rates)
     except FindingError as error:
         if error.result is None:
             raise

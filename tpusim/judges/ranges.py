@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from tpusim.judges.clocks import Access, CoreClock
+from tpusim.judges.clocks import NEVER, Access, CoreClock
 
 if TYPE_CHECKING:
     from tpusim.machine.memory import BufferSpec, Region
@@ -179,6 +179,14 @@ class Shadow:
                     del cells[other]
         cell.write = access
         return found
+
+    def open_writes(self) -> Sequence[Conflict]:
+        """Copies to here that no wait of the owner has settled."""
+        return [
+            Conflict(cell.write, True, region)
+            for region, cell in self.cells.items()
+            if cell.write is not None and cell.write.clock == NEVER
+        ]
 
     def everything(self, core: CoreClock) -> Sequence[Conflict]:
         """All accesses that may not be over for ``core``."""

@@ -28,54 +28,39 @@ def can_overlap(programs: Sequence[Sequence[Operation]], earlier: Access, device
     from the receive semaphore.  Takes time linear in the operations.
     """
     limits = [len(program) for program in programs]
-    withheld: set[tuple[Copy, Semaphore]] = set()
-    source = earlier.source
-    if isinstance(source, Copy):
-        withheld.add((source, source.dst_sem))
-        if earlier.also is not None and source.src_sem is not None:
-            withheld.add((source, source.src_sem))
+    copy, less_read = None, 0
+    if isinstance(earlier.source, Copy):
+        copy, less_read = earlier.source, int(earlier.also is not None)
     else:
         limits[earlier.device] = earlier.clock
-    return _reaches(programs, limits, withheld, device, position)
-
-
-def _reaches(
-    programs: Sequence[Sequence[Operation]],
-    limits: Sequence[int],
-    withheld: set[tuple[Copy, Semaphore]],
-    target: int,
-    position: int,
-) -> bool:
     at = [0] * len(programs)
     values: defaultdict[Semaphore, int] = defaultdict(int)
     waiting: dict[Semaphore, int] = {}
     ready = list(range(len(programs)))
-    while ready:
-        device = ready.pop()
-        program = programs[device]
-        for step in range(at[device], limits[device]):
-            at[device] = step
-            operation = program[step]
-            if type(operation) is Copy:
-                added = [(operation.dst_sem, operation.dst_region.nbytes - ((operation, operation.dst_sem) in withheld))]
-                if operation.src_sem is not None:
-                    less = (operation, operation.src_sem) in withheld
-                    added.append((operation.src_sem, operation.src_region.nbytes - less))
-            else:
-                semaphore, amount = operation
-                if amount <= 0:
-                    if values[semaphore] < -amount:
-                        waiting[semaphore] = device
-                        break
-                    values[semaphore] += amount
-                    continue
-                added = [(semaphore, amount)]
-            for semaphore, amount in added:
+    while ready and at[device] < position:
+        runner = ready.pop()
+        for step in range(at[runner], limits[runner]):
+            operation = programs[runner][step]
+            at[runner] = step
+            stalled = operation is copy
+            for semaphore, amount in _effects(operation, less_read if stalled else 0, 1 if stalled else 0):
                 values[semaphore] += amount
-                if semaphore in waiting:
+                if amount > 0 and semaphore in waiting:
                     ready.append(waiting.pop(semaphore))
+            if values[semaphore] < 0:
+                values[semaphore] -= amount
+                waiting[semaphore] = runner
+                break
         else:
-            at[device] = limits[device]
-        if at[target] >= position:
-            return True
-    return False
+            at[runner] = limits[runner]
+    return at[device] >= position
+
+
+def _effects(operation: Operation, less_read: int, less_written: int) -> list[tuple[Semaphore, int]]:
+    """What an operation adds to semaphores; a wait adds a negative amount."""
+    if not isinstance(operation, Copy):
+        return [operation]
+    effects = [(operation.dst_sem, operation.dst_region.nbytes - less_written)]
+    if operation.src_sem is not None:
+        effects.append((operation.src_sem, operation.src_region.nbytes - less_read))
+    return effects

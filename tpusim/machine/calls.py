@@ -122,6 +122,8 @@ class Call:
             else:
                 for semaphore in self.semaphores[device][item.position]:
                     semaphore.alive = True
+        for hook in self.machine.hooks.scope_entered:
+            hook(self.machine.cores[device], *self._owned(scope, device))
 
     def leave_scope(self, scope: Scope, device: int) -> None:
         """They cease to be; a copy still in flight on one of them is a finding."""
@@ -137,6 +139,14 @@ class Call:
             else:
                 for semaphore in self.semaphores[device][item.position]:
                     semaphore.alive = False
+        for hook in self.machine.hooks.scope_left:
+            hook(self.machine.cores[device], *self._owned(scope, device))
+
+    def _owned(self, scope: Scope, device: int) -> tuple[list[Buffer], list[Semaphore]]:
+        """A device's buffers and semaphores of a scope."""
+        buffers = [self.buffers[device][item.position] for item in scope.items if isinstance(item, BufferSpec)]
+        rows = [self.semaphores[device][item.position] for item in scope.items if isinstance(item, SemaphoreSpec)]
+        return buffers, [semaphore for row in rows for semaphore in row]
 
     def _declare(self, name: str, declared: ScratchType, scope: Scope | None) -> BufferSpec | SemaphoreSpec:
         if isinstance(declared, MemoryRef):

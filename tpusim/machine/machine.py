@@ -87,7 +87,8 @@ class Machine:
         """The barrier semaphore of an id on a device; it outlives calls."""
         found = self.barriers.get(collective_id)
         if found is None:
-            spec = SemaphoreSpec(-1, f"barrier (collective_id {collective_id})", SemaphoreType.BARRIER, ())
+            name = f"collective_id {collective_id}" if isinstance(collective_id, int) else str(collective_id)
+            spec = SemaphoreSpec(-1, f"barrier ({name})", SemaphoreType.BARRIER, ())
             found = self.barriers[collective_id] = [Semaphore(spec, d, 0) for d in range(len(self.cores))]
         return found[device]
 

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from itertools import product
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import greenlet
 import numpy as np
@@ -26,11 +26,13 @@ from tpusim.machine.semaphores import SemaphoreSpec
 from tpusim.native.executor import DescriptorUse, Executor
 from tpusim.native.scan import Scanned, scan
 from tpusim.options import RunOptions
-from tpusim.program import Kernel
 from tpusim.result import Result
 from tpusim.session import Session
 from tpusim.specs import MemoryRef, MemorySpace, SemaphoreType, ShapeDtypeStruct
 from tpusim.units import Duration
+
+if TYPE_CHECKING:
+    from tpusim.program import Kernel
 
 
 def simulate(
@@ -83,7 +85,6 @@ class Program:
         self.call = self.machine.new_call(kernel.name, kernel.vmem_limit_bytes, _definition(kernel.fn))
         self.names = _argument_names(kernel.fn)
         self.window_sem: SemaphoreSpec | None = None
-        self.entry_sem: SemaphoreSpec | None = None
         self.windows_in: list[tuple[BufferSpec, BufferSpec]] = []
         self.windows_out: list[tuple[BufferSpec, BufferSpec]] = []
         self.globals: list[np.ndarray[Any, Any] | None] = []
@@ -135,8 +136,6 @@ class Program:
         if self.windows_in or self.windows_out:
             windows = max(len(self.windows_in), len(self.windows_out))
             self.window_sem = call.add_semaphores("window", SemaphoreType.DMA, (windows,))
-        if self.needs_entry_barrier:
-            self.entry_sem = call.add_semaphores("entry barrier", SemaphoreType.REGULAR, ())
 
     def _input(self, name: str, position: int, shard: ShapeDtypeStruct, space: MemorySpace) -> BufferSpec:
         array = self.inputs[position]
@@ -254,9 +253,8 @@ class Program:
                 with use(executor):
                     self.call.enter(core.device)
                     suspend = executor.suspend
-                    if self.entry_sem is not None:
-                        rows = [table[self.entry_sem.position][0] for table in self.call.semaphores]
-                        entry_barrier(core, suspend, rows, site)
+                    if self.needs_entry_barrier:
+                        entry_barrier(core, suspend, site)
                     move_windows(core, suspend, self.windows_in, self.window_sem, site)
                     for step in product(*(range(size) for size in self.declared.grid)):
                         executor.grid_index = step

@@ -75,7 +75,6 @@ class KernelInstance:
         self.windows_out: list[tuple[BufferSpec, BufferSpec]] = []
         self.operands: list[BufferSpec] = []
         self.window_sem: SemaphoreSpec | None = None
-        self.entry_sem: SemaphoreSpec | None = None
         items: list[BufferSpec | SemaphoreSpec] = []
         aliases = {output: source for source, output in contents.aliases}
         for position, (name, kind) in enumerate(kernel.lowered.arguments):
@@ -97,8 +96,7 @@ class KernelInstance:
             self.window_sem = call.add_semaphores("window", SemaphoreType.DMA, (windows,))
         lowered = kernel.lowered
         wants_barrier = lowered.is_remote and not lowered.uses_barrier and not contents.skip_device_barrier
-        if wants_barrier and len(machine.cores) > 1:
-            self.entry_sem = call.add_semaphores("entry barrier", SemaphoreType.REGULAR, ())
+        self.needs_entry_barrier = wants_barrier and len(machine.cores) > 1
         for table in call.buffers:
             for buffer in table:
                 buffer.alive = False
@@ -132,9 +130,8 @@ class KernelInstance:
         frame = Frame(core, call, self.scopes, kernel.axis_sizes, contents.collective_id, suspend, self.log)
         try:
             call.enter(core.device)
-            if self.entry_sem is not None:
-                rows = [table[self.entry_sem.position][0] for table in call.semaphores]
-                entry_barrier(core, suspend, rows, kernel.where)
+            if self.needs_entry_barrier:
+                entry_barrier(core, suspend, kernel.where)
             move_windows(core, suspend, self.windows_in, self.window_sem, kernel.where)
             self.program(frame)
             back = [(inner, outer) for outer, inner in self.windows_out]

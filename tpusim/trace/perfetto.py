@@ -52,6 +52,7 @@ def write_trace(result: Result, file: str | Path) -> None:
                 "mesh": result.place.axis_sizes,
                 "time_ps": int(result.time),
                 "ok": result.ok,
+                "rates": "mean of each copy" if result.rates is None else "as shared",
             }
         )
     )
