@@ -20,8 +20,8 @@ signals when the slot has been multiplied and sent on.  Result blocks leave thro
 
 Cost for N devices, a chunk of ``m x k``, ``W`` of ``k x n`` on each device::
 
-    Y    = first load + N * step
-    step = max(m * k * itemsize / link bandwidth + hop latency + start latency + credit,  matmul(m, k, n))
+    time = first load + (N - 1) * step + matmul(m, k, n) + write of a block
+    step = max(matmul(m, k, n),  start latency + m * k * itemsize / link bandwidth + hop latency + credit)
 
 so the copies are free where ``n`` is large enough.  Lower bound: the all-gather alone, the product alone, or
 every array through HBM once, whichever takes longest.

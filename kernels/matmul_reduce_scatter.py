@@ -20,11 +20,12 @@ rows of X for the next step are fetched meanwhile.
 
 Cost for N devices, a shard of X of ``N x m x k``, of W of ``k x n``::
 
-    Y    = first load + matmul(m, k, n) + (N - 1) * step
-    step = max(matmul(m, k, n) + add(m, n),  (sent .. added) = m * n * 4 / link bandwidth + hop + start + add(m, n))
+    time = first load + matmul(m, k, n) + (N - 1) * step + write
+    step = max(matmul(m, k, n),  start latency + m * n * 4 / link bandwidth + hop latency + credit) + add(m, n)
 
-Lower bound: the reduce-scatter alone (of Y's dtype), the product alone, or every array through HBM once,
-whichever takes longest.
+so the copies are free where ``k`` is large enough.  Lower bound: the reduce-scatter alone (of Y's dtype, which
+for bfloat16 is half of what travels here), the product alone, or every array through HBM once, whichever
+takes longest.
 """
 
 import numpy as np

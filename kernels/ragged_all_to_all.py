@@ -18,9 +18,9 @@ The tables must agree: ``recv_sizes[p]`` here is ``send_sizes[me]`` on device p,
 many bytes to wait for.  All blocks arrive on one semaphore: nothing is read before all of them are there,
 so it does not matter which came first.
 
-Every device may write to every other one, so all greet all at entry.  With some peers it may exchange no
-data at all, and such a peer could run ahead into its next call and greet twice, before another one has
-greeted once.  The second handshake prevents it: nobody leaves before all have seen every greeting.
+Every device may write to every other one, so all greet all at entry.  It does not matter that two devices
+may exchange no data, so that one of them runs ahead into the next call and greets twice: whoever passes
+first has been greeted by each of the others, and from then on all of them run this call.
 
 Cost, for devices that send S bytes in blocks of b, an issue time i of one copy, and directed links of
 B bytes/s of which a device has d
@@ -52,7 +52,7 @@ ROWS = 8  # of a block
 
 
 def ragged_all_to_all(
-    operand, input_offsets, send_sizes, output_offsets, recv_sizes, o_ref, zeros, own_sem, send_sem, recv_sem, seen
+    operand, input_offsets, send_sizes, output_offsets, recv_sizes, o_ref, zeros, own_sem, send_sem, recv_sem
 ):
     me, size = axis_index("x"), axis_size("x")
 
@@ -78,7 +78,6 @@ def ragged_all_to_all(
     barrier = get_barrier_semaphore()
     of_peers(lambda peer: semaphore_signal(barrier, 1, device_id=peer))
     semaphore_wait(barrier, size - 1)
-    of_peers(lambda peer: semaphore_signal(seen, 1, device_id=peer))
 
     def own(i):
         source, target = block(operand, input_offsets[me] + i), block(o_ref, output_offsets[me] + i)
@@ -108,7 +107,6 @@ def ragged_all_to_all(
         return make_async_copy(block(operand, 0), block(o_ref, 0), recv_sem)
 
     of_peers(lambda peer: times(recv_sizes[peer], lambda i: arrived().wait()))
-    semaphore_wait(seen, size - 1)
 
 
 def _out_shape(operand, *tables):
@@ -119,7 +117,7 @@ def _out_shape(operand, *tables):
 
 def _scratch_shapes(operand, *tables):
     zeros = VMEM((ROWS, *operand.shape[1:]), operand.dtype)
-    return zeros, SemaphoreType.DMA, SemaphoreType.DMA, SemaphoreType.DMA, SemaphoreType.REGULAR
+    return zeros, SemaphoreType.DMA, SemaphoreType.DMA, SemaphoreType.DMA
 
 
 kernel = tpusim.Kernel(

@@ -22,9 +22,9 @@ which the softmax is summed, so the result is that of ordinary attention up to r
 
 Cost for N devices, H heads, a shard of S positions::
 
-    time = first load + N * step + write
-    step = max(2 * H * S * dim * itemsize / link bandwidth + hop + start + credit,
-               H * (matmul(S, dim, S) + softmax(S, S) + matmul(S, S, dim)))
+    time   = first load + (N - 1) * step + attend + write
+    step   = max(attend,  start latency + 2 * H * S * dim * itemsize / link bandwidth + hop latency + credit)
+    attend = H * (matmul(S, dim, S) + softmax(S, S) + matmul(S, S, dim))
 
 so the copies are free where ``S`` is large enough.  Lower bound: the all-gather of K and V alone, the two
 products alone, or every array through HBM once, whichever takes longest.

@@ -53,10 +53,11 @@ class Scratch(NamedTuple):
     credit: Any  # REGULAR [flow, ring]
 
 
-def torus_all_reduce(x_ref, o_ref, *scratch):
+def torus_all_reduce(x_ref, o_ref, work, inbox, local_sem, send_sem, inbox_sem, gather_sem, credit):
+    scratch = Scratch(work, inbox, local_sem, send_sem, inbox_sem, gather_sem, credit)
     here = {"x": axis_index("x"), "y": axis_index("y")}
     greet_neighbours(here)
-    flows = [flow(number, *way, here, x_ref, o_ref, Scratch(*scratch)) for number, way in enumerate(FLOWS)]
+    flows = [flow(number, *way, here, x_ref, o_ref, scratch) for number, way in enumerate(FLOWS)]
     for _ in zip_longest(*flows):
         pass
 

@@ -114,7 +114,9 @@ def test_device_id_on_two_axes(device_id, says):
 def test_device_id_past_the_end_of_the_only_axis():
     def kernel(x_ref, o_ref, send, recv):
         right = axis_index("x") + 1
-        make_async_remote_copy(x_ref, o_ref, send, recv, device_id=right).start()  # no modulo
+        copy = make_async_remote_copy(x_ref, o_ref, send, recv, device_id=right)
+        copy.start()  # no modulo
+        copy.wait()
 
     error = error_of(DeviceIdError, kernel, tiles(4), mesh=4, scratch_shapes=(DMA, DMA))
     assert str(error) == f"device id 4 is outside the mesh x=4.  [device (3,), {at('no modulo')}]"

@@ -85,6 +85,7 @@ def fair_rates(flows, capacities, number):
     rates = [None] * len(flows)
     spare = [number(c) for c in capacities]
     for priority in (1, 0):
+        spare = [s if s > c * (same - 1) else number(0) for s, c in zip(spare, capacities, strict=True)]
         open_ = [i for i, flow in enumerate(flows) if flow[2] == priority]
         while open_:
             weight = [sum(flows[i][0].count(r) for i in open_) for r in range(len(spare))]

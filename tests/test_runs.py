@@ -134,10 +134,11 @@ def test_ctrl_c_is_never_swallowed(record):
 
 
 def test_errors_carry_the_result_so_far():
-    error = error_of(RaceError, races, tiles(), scratch_shapes=(BUFFER, DMA))
-    assert error.result.dmas == 1
+    error = error_of(OutOfBoundsError, leaves_its_buffer, tiles())
     assert list(error.result.findings) == error.findings
-    assert error_of(DeadlockError, waits_for_ever, tiles(), scratch_shapes=(DMA,)).result.outputs is None
+    assert error.result.outputs is None
+    assert error.result.dmas == 0
+    assert error_of(RaceError, races, tiles(), scratch_shapes=(BUFFER, DMA)).result.dmas >= 1
 
 
 # -- exceptions of the kernel -------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tpusim.errors import FindingError, InterruptedRunError, NotModelledError, error_for
-from tpusim.findings import Finding, Kind, Severity
+from tpusim.findings import CONTINUABLE, Finding, Severity
 from tpusim.judges.deadlock import find_deadlock
 from tpusim.judges.exit_audit import audit_exit
 from tpusim.judges.races import RaceJudge
@@ -74,7 +74,7 @@ class Session:
         wall_s = time.perf_counter() - started
         if failure is None:
             failure = self._judge(before_exit)
-        if failure is None or failure.finding.kind in (Kind.LEAK, Kind.UNWAITED):
+        if failure is None or failure.finding.kind in CONTINUABLE:
             outputs = body()
         result = self._result(outputs, wall_s)
         always = isinstance(failure, NotModelledError | InterruptedRunError)
@@ -96,7 +96,9 @@ class Session:
         deadlock = find_deadlock(machine, self.log)
         found = [deadlock] if deadlock is not None else [*before_exit(), *audit_exit(machine, self.log)]
         machine.findings += found
-        errors = [finding for finding in found if finding.severity is Severity.ERROR]
+        if deadlock is not None:
+            return error_for(deadlock)
+        errors = [finding for finding in machine.findings if finding.severity is Severity.ERROR]
         return error_for(errors[0]) if errors else None
 
     def _result(self, outputs: tuple[Any, ...] | None, wall_s: float) -> Result:

@@ -11,7 +11,7 @@ from simpy.core import EmptySchedule
 
 from tpusim.chips import ChipSpec
 from tpusim.errors import InterruptedRunError, error_for, finding_error
-from tpusim.findings import CONTINUABLE, Finding, Kind, Severity, Site, Where
+from tpusim.findings import AT_THE_END, CONTINUABLE, Finding, Kind, Severity, Site, Where
 from tpusim.machine.calls import Call
 from tpusim.machine.clock import make_clock
 from tpusim.machine.core import Core
@@ -219,9 +219,11 @@ class Machine:
     # -- findings -------------------------------------------------------------------------------
 
     def report(self, finding: Finding) -> None:
-        """Record a finding; raise its error where it ends the run."""
+        """Record a finding; raise its error where it ends the run at once."""
         self.findings.append(finding)
-        if finding.severity is Severity.ERROR and (self.raises or finding.kind not in CONTINUABLE):
+        if finding.severity is Severity.WARNING or finding.kind in AT_THE_END:
+            return
+        if self.raises or finding.kind not in CONTINUABLE:
             raise error_for(finding, findings=self.findings)
 
     def note(self, kind: Kind, message: str, device: int | None, site: Any, **fields: Any) -> None:

@@ -13,7 +13,7 @@ s has it on board.  Of an all-to-all, where the fast flows end first, that leave
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 
@@ -156,7 +156,7 @@ def _loads(crossings: Ints, rates: Floats, size: int) -> Floats:
     """What flows at these rates carry over each of ``size`` resources."""
     weights = np.empty(crossings.shape)
     weights[:] = rates
-    return np.bincount(crossings.ravel(), weights.ravel(), size)
+    return cast("Floats", np.bincount(crossings.ravel(), weights.ravel(), size))
 
 
 class _Numbering(dict["Resource", int]):

@@ -73,7 +73,7 @@ def _swap(lowering: Lowering, block: Block, eqn: Any) -> None:
     out = eqn.outvars[0]
     symbol, region = lowering.region(block, ref, eqn)
     _require_vector_memory(symbol, "store", tuple(out.aval.shape), eqn)
-    if not isinstance(out, internals.DropVar):
+    if out in block.last_use:
         _load(lowering, block, eqn, symbol, region, out)
     lowering.flush(block)
     lowering.emit(f"core.store(buf[p{symbol.slot}], {region}, {lowering.site(eqn)})")
@@ -92,7 +92,7 @@ def _masked_swap(lowering: Lowering, block: Block, eqn: Any) -> None:
     symbol, region = lowering.region(block, ref, eqn)
     out = eqn.outvars[0]
     _require_vector_memory(symbol, "store", tuple(out.aval.shape), eqn)
-    if not isinstance(out, internals.DropVar):
+    if out in block.last_use:
         _load(lowering, block, eqn, symbol, region, out)
     lowering.flush(block)
     lowering.emit(f"core.store(buf[p{symbol.slot}], {region}, {lowering.site(eqn)})")
