@@ -5,8 +5,9 @@
     step 2     dev 0 --x2--> dev 1 --x3--> dev 2 --x0--> dev 3 --x1--> dev 0        o = [x0, x1, x2, x3]
 
 In step s a device sends on what it received in step s-1, straight from its place in the output into the
-same place of its right neighbour's output: no buffer is used twice, so no credits.  The left neighbour may
-run ahead by several steps, so each step has a receive semaphore of its own.
+same place of its right neighbour's output: no buffer is used twice.  The left neighbour may run ahead by
+several steps, so each step has a receive semaphore of its own; a core has 512, so beyond ``WINDOW`` steps they
+are used again, each after a credit from the neighbour that has waited on it.
 
 Cost: signal + (n - 1) x (issue + start + shard bytes / link + hop latency).
 """
@@ -28,15 +29,23 @@ from tpusim import (
 )
 from tpusim.specs import as_dtype
 
+WINDOW = 256
+"""Steps that the left neighbour may be ahead."""
+
+
+def _scratch_shapes(x):
+    receive = SemaphoreType.DMA((min(axis_size("x"), WINDOW),))
+    return SemaphoreType.DMA, SemaphoreType.DMA, receive, SemaphoreType.REGULAR
+
 
 @tpusim.kernel(
     out_shape=lambda x: ShapeDtypeStruct((axis_size("x"), *x.shape), x.dtype),
     in_specs=HBM,
     out_specs=HBM,
-    scratch_shapes=lambda x: (SemaphoreType.DMA, SemaphoreType.DMA, SemaphoreType.DMA((axis_size("x"),))),
+    scratch_shapes=_scratch_shapes,
     collective_id=1,
 )
-def kernel(x_ref, o_ref, own_sem, send_sem, recv_sems):
+def kernel(x_ref, o_ref, own_sem, send_sem, recv_sems, credit):
     n, me = axis_size("x"), axis_index("x")
     left, right = (me - 1) % n, (me + 1) % n
 
@@ -48,10 +57,14 @@ def kernel(x_ref, o_ref, own_sem, send_sem, recv_sems):
     own.start()
     source, slot = x_ref, me
     for step in range(n - 1):
+        if step >= WINDOW:
+            semaphore_wait(credit)
         place = source if step else o_ref.at[slot]
-        copy = make_async_remote_copy(source, place, send_sem, recv_sems.at[step], device_id=right)
+        copy = make_async_remote_copy(source, place, send_sem, recv_sems.at[step % WINDOW], device_id=right)
         copy.start()
         copy.wait()
+        if step + WINDOW < n - 1:
+            semaphore_signal(credit, device_id=left)
         slot = (slot - 1) % n  # where left's copy of this step has come to lie
         source = o_ref.at[slot]
     own.wait()

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-
 from tpusim import (
     HBM,
     SMEM,

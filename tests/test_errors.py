@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from simulating import Lines, error_of, tiles
+from simulating import Lines, error_of, run, tiles
 
+import tpusim
 from tpusim import (
     SMEM,
     VMEM,
@@ -21,6 +22,7 @@ from tpusim.errors import (
     MemorySpaceError,
     OutOfBoundsError,
     ShapeMismatchError,
+    TracedValueError,
 )
 
 DMA, REGULAR = SemaphoreType.DMA, SemaphoreType.REGULAR
@@ -236,21 +238,69 @@ def test_shape_mismatch_of_a_copy(source, target, says):
 
 
 @pytest.mark.parametrize(
-    ("value", "says"),
+    ("dtype", "shape", "says"),
     [
-        (
-            np.zeros((4, 128), np.float32),
-            "store of shape (4, 128) to buffer of shape (8, 128): they must be equal  [device (0,), HERE]",
-        ),
-        (
-            np.zeros((8, 128), np.int32),
-            "store of int32 to buffer, which holds float32: use .astype(...)  [device (0,), HERE]",
-        ),
+        ("float32", (4, 128), "store of shape (4, 128) to buffer of shape (8, 128): they must be equal"),
+        ("int32", (8, 128), "store of float32 to buffer, which holds int32: use .astype(...)"),
+        ("bfloat16", (8, 128), "store of float32 to buffer, which holds bfloat16: use .astype(...)"),
     ],
 )
-def test_shape_mismatch_of_a_store(value, says):
+def test_shape_mismatch_of_a_store(dtype, shape, says):
     def kernel(x_ref, o_ref, buffer):
-        buffer[...] = value  # stored
+        buffer[...] = tpusim.np.zeros(shape)  # stored
+
+    error = error_of(ShapeMismatchError, kernel, tiles(), scratch_shapes=(VMEM((8, 128), dtype),))
+    assert str(error) == f"{says}  [device (0,), {at('stored')}]"
+
+
+def test_a_number_does_not_fill_a_ref_nor_does_it_in_pallas():
+    def kernel(x_ref, o_ref, buffer):
+        buffer[...] = 1.0  # filled
 
     error = error_of(ShapeMismatchError, kernel, tiles(), scratch_shapes=(BUFFER,))
-    assert str(error) == says.replace("HERE", at("stored"))
+    assert str(error) == (
+        "store of shape () to buffer of shape (8, 128): they must be equal; fill it with "
+        f"tpusim.np.full(shape, value, dtype)  [device (0,), {at('filled')}]"
+    )
+
+
+OTHER_KIND = [("int32", 1.5), ("float32", 3), ("float32", True), ("bfloat16", np.float32(2))]
+OWN_KIND = [("int8", 3), ("uint32", 3), ("bfloat16", 1.5), ("float32", np.float32(2)), ("bool", True)]
+
+
+@pytest.mark.parametrize(("dtype", "value"), OTHER_KIND)
+def test_numbers_are_stored_to_their_own_kind_only(dtype, value):
+    def kernel(x_ref, o_ref, buffer):
+        buffer[0, 0] = value  # number
+
+    error = error_of(ShapeMismatchError, kernel, tiles(), scratch_shapes=(VMEM((8, 128), dtype),))
+    name = {bool: "bool", int: "int32"}.get(type(value), "float32")
+    assert str(error) == (
+        f"store of {name} to buffer[0, 0], which holds {dtype}: use .astype(...)  [device (0,), {at('number')}]"
+    )
+
+
+@pytest.mark.parametrize(("dtype", "value"), OWN_KIND)
+def test_numbers_are_stored_as_in_pallas(dtype, value):
+    def kernel(x_ref, o_ref, buffer):
+        buffer[0, 0] = value
+
+    run(kernel, tiles(), scratch_shapes=(VMEM((8, 128), dtype),))
+
+
+def test_numbers_that_do_not_fit_are_refused_as_in_pallas():
+    def kernel(x_ref, o_ref, buffer):
+        buffer[0, 0] = 1 << 40
+
+    with pytest.raises(OverflowError) as caught:
+        run(kernel, tiles(), scratch_shapes=(VMEM((8, 128), "int32"),))
+    assert str(caught.value) == "Python int 1099511627776 too large to convert to int32"
+
+
+def test_slices_have_fixed_bounds():
+    def kernel(x_ref, o_ref):
+        start = axis_index("x")
+        x_ref.at[start : start + 4]
+
+    with pytest.raises(TracedValueError, match="for a slice of a ref write"):
+        run(kernel, tiles())

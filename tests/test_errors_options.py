@@ -51,7 +51,7 @@ def _nothing(*refs):
         ({"data": "no"}, "data is True or False, not 'no'"),
         (
             {"set": "ici.hop_latency=1"},
-            "set holds chip numbers by name, such as {'ici.link_bandwidth': 90e9}, not 'ici.hop_latency=1'",
+            "set is a mapping such as {'ici.link_bandwidth': 90e9}, not 'ici.hop_latency=1'",
         ),
         (
             {"set": {"ici.hop_latencyy": 1}},

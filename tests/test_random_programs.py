@@ -15,6 +15,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 from simulating import run
 
+import tpusim
 from tpusim import (
     HBM,
     VMEM,
@@ -165,8 +166,8 @@ def simulate(steps: list[Step], devices: int, **options: Any) -> Result:
                 semaphore_signal(sem, device_id=(me + distance) % n)
             semaphore_wait(sem, n - 1)
 
-        v_ref[...] = 1.0
-        w_ref[...] = 2.0
+        v_ref[...] = tpusim.np.full((ROWS, 128), 1.0)
+        w_ref[...] = tpusim.np.full((ROWS, 128), 2.0)
         sync_copy(x_ref, h_ref)
         for number, step in enumerate(steps):
             match step:
@@ -181,7 +182,7 @@ def simulate(steps: list[Step], devices: int, **options: Any) -> Result:
                 case Wait(started):
                     made[started].wait()
                 case Store(name, row, rows, value):
-                    refs[name][row : row + rows] = float(value)
+                    refs[name][row : row + rows] = tpusim.np.full((rows, 128), float(value))
                 case Load(name, row, rows):
                     refs[name][row : row + rows] = refs[name][row : row + rows] + 1.0
                 case Barrier(join):

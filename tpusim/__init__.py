@@ -32,3 +32,4 @@ from tpusim.specs import BlockSpec as BlockSpec
 from tpusim.specs import MemorySpace as MemorySpace
 from tpusim.specs import SemaphoreType as SemaphoreType
 from tpusim.specs import ShapeDtypeStruct as ShapeDtypeStruct
+from tpusim.units import Duration as Duration

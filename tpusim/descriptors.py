@@ -59,6 +59,9 @@ class _Fields:
     device_id: Annotated[Any, BeforeValidator(_as_device_id)] = None
 
 
+_validate = _Fields.__pydantic_validator__.validate_python  # type: ignore[attr-defined]  # pydantic adds it
+
+
 class AsyncCopyDescriptor(_Fields):
     """An asynchronous copy: ``src_ref`` -> ``dst_ref``, here or on ``device_id``.
 
@@ -71,15 +74,11 @@ class AsyncCopyDescriptor(_Fields):
     use: Any = None
     """A note of the active backend about the line it was made at."""
 
-    def __init__(
-        self, src_ref: Any, dst_ref: Any, dst_sem: Any, src_sem: Any = None, device_id: Any = None
-    ) -> None:
+    def __init__(self, src_ref: Any, dst_ref: Any, dst_sem: Any, src_sem: Any = None, device_id: Any = None) -> None:
         if (src_sem is None) is not (device_id is None):
             raise DescriptorError(PAIR_MESSAGE)
         try:
-            self.__pydantic_validator__.validate_python(
-                ArgsKwargs((src_ref, dst_ref, dst_sem, src_sem, device_id)), self_instance=self
-            )
+            _validate(ArgsKwargs((src_ref, dst_ref, dst_sem, src_sem, device_id)), self_instance=self)
         except ValidationError as error:
             first = error.errors()[0]
             raise DescriptorError(f"{first['msg'].removeprefix('Value error, ')}.") from None
@@ -146,9 +145,7 @@ def async_copy(src_ref: Any, dst_ref: Any, sem: Any, *, priority: int = 0, add: 
     return _start_at(AsyncCopyDescriptor(src_ref, dst_ref, sem), user_site(), priority, add)
 
 
-def async_remote_copy(
-    src_ref: Any, dst_ref: Any, send_sem: Any, recv_sem: Any, device_id: Any
-) -> AsyncCopyDescriptor:
+def async_remote_copy(src_ref: Any, dst_ref: Any, send_sem: Any, recv_sem: Any, device_id: Any) -> AsyncCopyDescriptor:
     """Make a remote copy and start it."""
     return _start_at(AsyncCopyDescriptor(src_ref, dst_ref, recv_sem, send_sem, device_id), user_site())
 

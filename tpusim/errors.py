@@ -24,9 +24,7 @@ class FindingError(TpuSimError):
 
     kind: Kind
 
-    def __init__(
-        self, finding: Finding | str, *, findings: Sequence[Finding] = (), result: Any = None
-    ) -> None:
+    def __init__(self, finding: Finding | str, *, findings: Sequence[Finding] = (), result: Any = None) -> None:
         if isinstance(finding, str):
             finding = Finding(self.kind, finding)
         self.finding = finding
@@ -159,9 +157,8 @@ class InternalError(TpuSimError):
         super().__init__(f"{message}\nThis is a bug in tpusim, not in the kernel; please report it with the kernel.")
 
 
-_BY_KIND: dict[Kind, type[FindingError]] = {
-    cls.kind: cls for cls in [*FindingError.__subclasses__(), UnwaitedError]
-}
+_CLASSES: list[type[FindingError]] = [*FindingError.__subclasses__(), UnwaitedError]
+_BY_KIND: dict[Kind, type[FindingError]] = {cls.kind: cls for cls in _CLASSES}
 
 
 def error_for(finding: Finding, **context: Any) -> FindingError:

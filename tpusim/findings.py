@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from tpusim.units import Duration
 
-
 _NAMES_A_DEVICE = re.compile(r"\bdevices? \(")
 
 

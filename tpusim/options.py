@@ -81,7 +81,7 @@ class RunOptions:
         if not isinstance(self.data, bool):
             raise OptionError(f"data is True or False, not {self.data!r}")
         if not isinstance(self.set, Mapping):
-            raise OptionError(f"set holds chip numbers by name, such as {{'ici.link_bandwidth': 90e9}}, not {self.set!r}")
+            raise OptionError(f"set is a mapping such as {{'ici.link_bandwidth': 90e9}}, not {self.set!r}")
         if not isinstance(self.slice, str | Slice | None):
             raise OptionError(f"slice is a text such as 'v5e:4x4', not {self.slice!r}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):

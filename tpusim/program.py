@@ -58,7 +58,7 @@ class Kernel:
         self.collective_id = collective_id
         self.vmem_limit_bytes = vmem_limit_bytes
         self.input_output_aliases = dict(input_output_aliases or {})
-        self.name: str = name or getattr(fn, "__name__", "kernel")
+        self.name: str = name or str(getattr(fn, "__name__", "kernel"))
 
     def __repr__(self) -> str:
         return f"Kernel({self.name}, axes={self.axes})"

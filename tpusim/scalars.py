@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from tpusim.backend import active
 from tpusim.errors import OptionError, ShapeMismatchError
 from tpusim.numerics import NDArray, cast
 from tpusim.promotion import BOOL, INT32, INT32_MAX, INT32_MIN, DType, canonical_dtype, kind_letter
@@ -62,9 +63,27 @@ class Scalar(Traced):
 
     def reshape(self, *shape: Any) -> Any:
         """An array with this one element, or the scalar itself for shape ``()``."""
-        from tpusim.backend import active
-
         return active().np.reshape(self, shape[0] if len(shape) == 1 else shape)
+
+    def transpose(self, *axes: Any) -> Any:
+        """The scalar itself."""
+        return active().np.transpose(self, axes or None)
+
+    def sum(self, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> Any:
+        """The scalar itself, in the dtype of a sum."""
+        return active().np.sum(self, axis, dtype, keepdims=keepdims)
+
+    def max(self, axis: Any = None, *, keepdims: bool = False) -> Any:
+        """The scalar itself."""
+        return active().np.max(self, axis, keepdims=keepdims)
+
+    def min(self, axis: Any = None, *, keepdims: bool = False) -> Any:
+        """The scalar itself."""
+        return active().np.min(self, axis, keepdims=keepdims)
+
+    def mean(self, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> Any:
+        """The scalar itself, in a floating dtype."""
+        return active().np.mean(self, axis, dtype, keepdims=keepdims)
 
     def __getitem__(self, key: Any) -> Any:
         keys = key if type(key) is tuple else (key,)
@@ -188,6 +207,22 @@ class Scalar(Traced):
                 return TRUE if self.value != other.value else FALSE
         return self._apply(_NOT_EQUAL, self, other)
 
+    def __le__(self, other: Any) -> Any:
+        if self.dtype is INT32:
+            if type(other) is int and -2147483648 <= other <= 2147483647:
+                return TRUE if self.value <= other else FALSE
+            if type(other) is Scalar and other.dtype is INT32:
+                return TRUE if self.value <= other.value else FALSE
+        return self._apply(_LESS_EQUAL, self, other)
+
+    def __ge__(self, other: Any) -> Any:
+        if self.dtype is INT32:
+            if type(other) is int and -2147483648 <= other <= 2147483647:
+                return TRUE if self.value >= other else FALSE
+            if type(other) is Scalar and other.dtype is INT32:
+                return TRUE if self.value >= other.value else FALSE
+        return self._apply(_GREATER_EQUAL, self, other)
+
     def __lt__(self, other: Any) -> Any:
         if self.dtype is INT32:
             if type(other) is int and -2147483648 <= other <= 2147483647:
@@ -225,6 +260,7 @@ class Scalar(Traced):
 _ADD, _SUBTRACT, _MULTIPLY = UFUNCS["add"], UFUNCS["subtract"], UFUNCS["multiply"]
 _FLOOR_DIVIDE, _REMAINDER, _POWER = UFUNCS["floor_divide"], UFUNCS["remainder"], UFUNCS["power"]
 _EQUAL, _NOT_EQUAL, _LESS, _GREATER = UFUNCS["equal"], UFUNCS["not_equal"], UFUNCS["less"], UFUNCS["greater"]
+_LESS_EQUAL, _GREATER_EQUAL = UFUNCS["less_equal"], UFUNCS["greater_equal"]
 _AND, _OR, _INVERT = UFUNCS["bitwise_and"], UFUNCS["bitwise_or"], UFUNCS["bitwise_not"]
 
 TRUE: Final = Scalar(True, BOOL)
@@ -273,7 +309,7 @@ def power_of(base: Any, exponent: Any) -> Ufunc:
 
     Raises ``ShapeMismatchError`` for an integer to a negative Python integer.
     """
-    if type(exponent) is not int:
+    if type(exponent) not in (int, bool):
         return _POWER
     if exponent < 0 and kind_letter(INTEGER_POW.resolve((base, exponent))[0]) != "f":
         raise ShapeMismatchError(f"integers cannot be raised to the negative power {exponent}; make the base a float")

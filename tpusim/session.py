@@ -14,6 +14,7 @@ from tpusim.findings import CONTINUABLE, Finding, Severity
 from tpusim.judges.deadlock import find_deadlock
 from tpusim.judges.exit_audit import audit_exit
 from tpusim.judges.races import RaceJudge
+from tpusim.machine.calls import Call
 from tpusim.machine.machine import Machine
 from tpusim.options import Place, RunOptions
 from tpusim.result import CallRecord, Result
@@ -108,7 +109,7 @@ class Session:
             outputs=outputs,
             time=Duration(max(ended, machine.env.now if outputs is None else 0)),
             findings=tuple(machine.findings),
-            calls=tuple(CallRecord(call.name, Duration(ended)) for call in machine.calls),
+            calls=tuple(_record(call) for call in machine.calls),
             trace=self.log,
             place=self.place,
             seed=self.options.seed,
@@ -121,3 +122,5 @@ class Session:
         )
 
 
+def _record(call: Call) -> CallRecord:
+    return CallRecord(call.name, Duration(max(0, call.end_ps - (call.begin_ps or 0))))

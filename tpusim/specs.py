@@ -73,6 +73,7 @@ class MemorySpace(Enum):
     SMEM = "smem"
 
     def __call__(self, shape: Sequence[int], dtype: DTypeLike | str) -> MemoryRef:
+        """A buffer to allocate in this memory."""
         return MemoryRef(self, _as_shape(shape), as_dtype(dtype))
 
     def __repr__(self) -> str:
@@ -99,6 +100,7 @@ class SemaphoreType(Enum):
     BARRIER = "barrier"
 
     def __call__(self, shape: int | Sequence[int]) -> SemaphoreArray:
+        """An array of semaphores of this kind to allocate."""
         return SemaphoreArray(self, _as_shape(shape))
 
     def __repr__(self) -> str:

@@ -51,7 +51,8 @@ class Ufunc:
     exists for (``b``, ``i``, ``u``, ``f``); for kinds in ``keeps`` it returns its operand.  ``weak`` says
     what makes the result weak: the ``promoted`` dtype, that of the ``first`` operand, ``never``, or the
     rule of ``power``.
-    ``integers``, where given, is its meaning on Python integers: a shortcut for tracked scalars.
+    ``integers``, where given, is its meaning on Python integers, a shortcut for tracked scalars; where its
+    result does not fit int32, ``function`` decides.
     """
 
     name: str
@@ -99,6 +100,17 @@ def _identity(x: NDArray) -> NDArray:
     return x
 
 
+def _left_shift(x: int, y: int) -> int:
+    return x << y if 0 <= y < 32 else _NO_INT32
+
+
+def _right_shift(x: int, y: int) -> int:
+    return x >> y if 0 <= y < 32 else _NO_INT32
+
+
+_NO_INT32: Final = 2**63
+
+
 def _table() -> dict[str, Ufunc]:
     """All operations by their jax.numpy names."""
     same, num, inexact_, compare, predicate, logical = Rule
@@ -127,8 +139,8 @@ def _table() -> dict[str, Ufunc]:
     row("bitwise_and", "and", 2, same, np.bitwise_and, accepts="biu", integers=operator.and_)
     row("bitwise_or", "or", 2, same, np.bitwise_or, accepts="biu", integers=operator.or_)
     row("bitwise_xor", "xor", 2, same, np.bitwise_xor, accepts="biu", integers=operator.xor)
-    row("left_shift", "shift_left", 2, num, numerics.left_shift, accepts="biu")
-    row("right_shift", "shift_right_arithmetic", 2, num, numerics.right_shift, accepts="biu")
+    row("left_shift", "shift_left", 2, num, numerics.left_shift, accepts="biu", integers=_left_shift)
+    row("right_shift", "shift_right_arithmetic", 2, num, numerics.right_shift, accepts="biu", integers=_right_shift)
     row("logical_and", "and", 2, logical, np.logical_and)
     row("logical_or", "or", 2, logical, np.logical_or)
     row("logical_xor", "xor", 2, logical, np.logical_xor)

@@ -24,12 +24,7 @@ class Duration(int):
     @classmethod
     def of(cls, *, s: float = 0, us: float = 0, ns: float = 0, ps: int = 0) -> Duration:
         """The exact sum of its arguments; raises ``ValueError`` where it is no whole picosecond."""
-        total = (
-            Fraction(str(s)) * PS_PER_S
-            + Fraction(str(us)) * PS_PER_US
-            + Fraction(str(ns)) * PS_PER_NS
-            + ps
-        )
+        total = Fraction(str(s)) * PS_PER_S + Fraction(str(us)) * PS_PER_US + Fraction(str(ns)) * PS_PER_NS + ps
         if total.denominator != 1:
             raise ValueError(f"{float(total)} ps is not a whole number of picoseconds")
         return cls(total.numerator)
@@ -48,6 +43,14 @@ class Duration(int):
     def s(self) -> float:
         """Seconds."""
         return int(self) / PS_PER_S
+
+    def __add__(self, other: int) -> Duration:
+        return Duration(int(self) + int(other))
+
+    __radd__ = __add__
+
+    def __sub__(self, other: int) -> Duration:
+        return Duration(int(self) - int(other))
 
     def __str__(self) -> str:
         value = abs(int(self))

@@ -94,16 +94,32 @@ Contribution = tuple[int, int, int, "np.ndarray[Any, np.dtype[np.int64]]", "Acce
 """Amount, sender, the sender's clock and knowledge, and the leg that brings it (``None``: a signal)."""
 
 
+class Leftovers:
+    """What waits on one semaphore left behind: signals and bytes that may or may not have been taken.
+
+    ``chains`` holds contributions, one a sender in program order, ``sums`` their amounts, ``total`` the sum
+    of these and ``largest`` the largest; ``legs`` are those of copies whose sender the owner knows all about.
+    """
+
+    __slots__ = ("chains", "largest", "legs", "sums", "total")
+
+    def __init__(self) -> None:
+        self.chains: dict[int, deque[Contribution]] = {}
+        self.sums: dict[int, int] = {}
+        self.total = 0
+        self.largest = 0
+        self.legs: list[Access] = []
+
+
 class Counter:
     """One semaphore as the waits on it see it.
 
     ``started`` is the sum of all that was signalled or is to be brought by copies started so far, ``taken``
-    the sum of all waits.  ``fresh`` holds what came since the last wait; only where a wait leaves something
-    behind are the contributions sorted into ``chains``, one a sender in program order.  ``base`` is what
-    no longer tells anything: contributions that the owner knows of.
+    the sum of all waits, ``base`` the sum of those contributions that no longer tell the owner anything.
+    ``fresh`` holds what came since the last wait; only a wait that leaves something behind sorts it.
     """
 
-    __slots__ = ("base", "chains", "fresh", "largest", "legs", "owner", "settled", "started", "sums", "taken", "total")
+    __slots__ = ("base", "fresh", "left", "owner", "settled", "started", "taken")
 
     def __init__(self, owner: int) -> None:
         self.owner = owner
@@ -111,11 +127,7 @@ class Counter:
         self.taken = 0
         self.base = 0
         self.fresh: list[Contribution] = []
-        self.chains: dict[int, deque[Contribution]] = {}
-        self.sums: dict[int, int] = {}
-        self.total = 0
-        self.largest = 0
-        self.legs: list[Access] = []
+        self.left: Leftovers | None = None
         self.settled: list[Access] = []
 
     def add(self, contribution: Contribution) -> None:
@@ -139,37 +151,31 @@ class Counter:
     def _drain(self, core: CoreClock, now: int) -> None:
         """Nothing is left and nothing on its way: all of it must have come."""
         self.base = self.taken
-        settled, owner = self.settled, self.owner
-        if self.chains:
-            for chain in self.chains.values():
+        settled, owner, left = self.settled, self.owner, self.left
+        if left is not None:
+            self.left = None
+            for chain in left.chains.values():
                 self.fresh.extend(chain)
-            self.chains.clear()
-            self.sums.clear()
-            self.total = self.largest = 0
+            for leg in left.legs:
+                leg.clock = now
+            settled += left.legs
         for _, device, clock, others, leg in self.fresh:
             if device != owner:
                 core.learn(device, clock, others)
             if leg is not None:
-                leg.device = owner
                 leg.clock = now
                 settled.append(leg)
         self.fresh.clear()
-        if self.legs:
-            for leg in self.legs:
-                leg.device = owner
-                leg.clock = now
-            settled += self.legs
-            self.legs.clear()
         if len(settled) > _SETTLED_MOST:
             del settled[: -_SETTLED_MOST // 2]
 
     def _take_some(self, core: CoreClock) -> None:
         """Learn of those contributions without which all others are less than was taken so far."""
-        self._sort()
-        need, total, sums = self.taken - self.base, self.total, self.sums
-        if need <= total - self.largest:
+        left = self._sorted()
+        need, total, sums = self.taken - self.base, left.total, left.sums
+        if need <= total - left.largest:
             return
-        for device, chain in self.chains.items():
+        for device, chain in left.chains.items():
             rest = need - total + sums[device]
             if rest <= 0:
                 continue
@@ -177,40 +183,47 @@ class Counter:
                 amount, _, clock, others, leg = chain.popleft()
                 rest -= amount
                 self.base += amount
-                self.total -= amount
+                left.total -= amount
                 sums[device] -= amount
                 if leg is not None:
-                    self.legs.append(leg)
+                    left.legs.append(leg)
             core.learn(device, clock, others)
-        self.largest = max(sums.values(), default=0)
+        left.largest = max(sums.values(), default=0)
 
-    def _sort(self) -> None:
+    def _sorted(self) -> Leftovers:
+        left = self.left
+        if left is None:
+            left = self.left = Leftovers()
         for contribution in self.fresh:
             amount, device, _, _, leg = contribution
             if device == self.owner:
                 self.base += amount
                 if leg is not None:
-                    self.legs.append(leg)
+                    left.legs.append(leg)
                 continue
-            if device not in self.chains:
-                self.chains[device] = deque()
-                self.sums[device] = 0
-            self.chains[device].append(contribution)
-            self.sums[device] += amount
-            self.total += amount
-            self.largest = max(self.largest, self.sums[device])
+            if device not in left.chains:
+                left.chains[device] = deque()
+                left.sums[device] = 0
+            left.chains[device].append(contribution)
+            left.sums[device] += amount
+            left.total += amount
+            left.largest = max(left.largest, left.sums[device])
         self.fresh.clear()
+        return left
 
     def _reopen(self, known: int) -> None:
         """Legs settled by waits later than the owner's clock ``known`` are no longer certain."""
         settled = self.settled
+        left = self.left
+        if left is None:
+            left = self.left = Leftovers()
         while settled and settled[-1].clock > known:
             leg = settled.pop()
-            if leg.device == self.owner and leg.clock != NEVER:
-                leg.clock = NEVER
-                self.legs.append(leg)
+            leg.clock = NEVER
+            left.legs.append(leg)
 
     def open_legs(self) -> list[Access]:
         """The legs of copies that no wait has settled."""
-        chained = [c for chain in self.chains.values() for c in chain]
-        return self.legs + [c[4] for c in (*chained, *self.fresh) if c[4] is not None]
+        left = self.left or Leftovers()
+        chained = [contribution for chain in left.chains.values() for contribution in chain]
+        return left.legs + [c[4] for c in (*chained, *self.fresh) if c[4] is not None]

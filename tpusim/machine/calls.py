@@ -50,6 +50,10 @@ class Call:
         self._used: dict[MemorySpace, int] = dict.fromkeys(self._limits, 0)
         self._semaphores = 0
         self.high_water: dict[MemorySpace, int] = dict.fromkeys(self._limits, 0)
+        self.begin_ps: int | None = None
+        """When the first device entered it."""
+        self.end_ps = 0
+        """When the last device that has left it so far left."""
 
     def add_buffer(
         self,
@@ -71,10 +75,8 @@ class Call:
         self._occupy(spec, scope)
         keep = machine.data or spec.space is MemorySpace.SMEM
         for device, table in enumerate(self.buffers):
-            if arrays is not None:
-                array = arrays[device]
-            else:
-                array = fresh_array(spec.shape, spec.dtype) if keep else None
+            fresh = fresh_array(spec.shape, spec.dtype) if keep and arrays is None else None
+            array = fresh if arrays is None else arrays[device]
             buffer = Buffer(spec, device, array)
             buffer.alive = scope is None
             table.append(buffer)
@@ -186,5 +188,7 @@ class Call:
         core.semaphores = self.semaphores[device]
         core.done = False
         core.entered_ps = core.now
+        if self.begin_ps is None or core.now < self.begin_ps:
+            self.begin_ps = core.now
         for hook in self.machine.hooks.entered:
             hook(core)

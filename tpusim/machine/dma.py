@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
 from tpusim.machine.fabric import Flow
 
 if TYPE_CHECKING:

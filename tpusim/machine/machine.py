@@ -162,6 +162,8 @@ class Machine:
         """End of a core's call: at its local time its buffers and semaphores cease to be."""
         core.operations += 1
         core.exited_ps = core.now
+        if core.call is not None and core.now > core.call.end_ps:
+            core.call.end_ps = core.now
         for hook in self.hooks.exited:
             hook(core)
         event = _Exit(core, core.call)
@@ -350,12 +352,12 @@ class Machine:
         if len(self.cores) > 8:
             lines.append(f"  and {len(self.cores) - 8} more devices")
         shown = at_work or next((core for core in self.cores if core.blocked is not None), None)
-        blocked = shown.blocked if shown is not None else None
+        waits = shown.blocked if shown is not None else None
         return Finding(
             Kind.LIVELOCK,
             "\n".join(lines),
             device=self.coordinates(shown.device) if shown is not None else None,
-            where=where_of(blocked.site) if blocked is not None else None,
+            where=where_of(waits.site) if waits is not None else None,
             time_ps=now,
         )
 

@@ -24,6 +24,9 @@ from tpusim.machine.core import Core
 from tpusim.machine.memory import BufferSpec, Region, sentinel
 from tpusim.machine.semaphores import Semaphore
 from tpusim.native.refs import BarrierRef, DynamicSlice, Ref, SemaphoreRef, require_vector_memory
+from tpusim.numerics import integer_limits
+from tpusim.promotion import canonical_dtype, kind_letter
+from tpusim.scalars import captured_constant
 from tpusim.simulated_numpy import SimulatedNumpy
 from tpusim.specs import SemaphoreType, is_scratch_type
 from tpusim.units import cycles_ps
@@ -49,8 +52,18 @@ class Executor:
     """Executes one device's kernel; implements :class:`tpusim.backend.Backend`."""
 
     __slots__ = (
-        "_axis_index", "_charges", "call", "core", "coords", "cores", "grid_index", "machine", "np", "program",
-        "scope_path", "suspend",
+        "_axis_index",
+        "_charges",
+        "call",
+        "coords",
+        "core",
+        "cores",
+        "grid_index",
+        "machine",
+        "np",
+        "program",
+        "scope_path",
+        "suspend",
     )  # fmt: skip
 
     def __init__(self, program: Program, core: Core, suspend: Callable[[], object]) -> None:
@@ -145,14 +158,7 @@ class Executor:
         require_vector_memory(region, "store")
         buffer = self.core.buffers[region.spec.position]
         self.core.store(buffer, region, user_site())
-        shape, data = _shape_and_data(value)
-        if shape != region.shape and shape != ():
-            raise ShapeMismatchError(f"store of shape {shape} to {region} of shape {region.shape}: they must be equal")
-        dtype = getattr(value, "dtype", None)
-        if dtype is not None and dtype != region.spec.dtype and not getattr(value, "weak", False):
-            raise ShapeMismatchError(
-                f"store of {np.dtype(dtype).name} to {region}, which holds {region.spec.dtype.name}: use .astype(...)"
-            )
+        data = _storable(value, region)
         if buffer.array is not None and data is not None:
             buffer.array[region.index] = data
 
@@ -446,13 +452,41 @@ def _plain(device_id: Any) -> Any:
     return int(device_id) if isinstance(device_id, np.integer) else device_id
 
 
-def _shape_and_data(value: Any) -> tuple[tuple[int, ...], Any]:
+def _storable(value: Any, region: Region) -> Any:
+    """The data of a value to store; refuses what Pallas refuses: another shape, or another type, numbers included."""
+    shape: tuple[int, ...] = ()
+    data: Any = value
     if isinstance(value, Array):
-        return value.shape, value.data
-    if isinstance(value, Scalar):
-        return (), value.value
-    array = np.asarray(value)
-    return array.shape, array
+        shape, dtype, is_weak, data = value.shape, value.dtype, value.weak, value.data
+    elif isinstance(value, Scalar):
+        dtype, is_weak, data = value.dtype, value.weak, value.value
+    elif isinstance(value, bool | int | float):
+        dtype, is_weak = np.dtype(_PYTHON_TYPES[type(value)]), True
+    elif isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim):
+        dtype, is_weak = canonical_dtype(value.dtype), False
+    elif isinstance(value, np.ndarray):
+        raise captured_constant(value)
+    else:
+        raise ShapeMismatchError(f"store of a {type(value).__name__} to {region}: it is no number and no array")
+    if shape != region.shape:
+        hint = "" if shape else "; fill it with tpusim.np.full(shape, value, dtype)"
+        raise ShapeMismatchError(
+            f"store of shape {shape} to {region} of shape {region.shape}: they must be equal{hint}"
+        )
+    wanted = region.spec.dtype
+    if dtype != wanted and not (is_weak and _family(dtype) == _family(wanted)):
+        raise ShapeMismatchError(f"store of {dtype.name} to {region}, which holds {wanted.name}: use .astype(...)")
+    if type(value) is int and not integer_limits(wanted)[0] <= value <= integer_limits(wanted)[1]:
+        raise OverflowError(f"Python int {value} too large to convert to {wanted.name}")
+    return data
+
+
+_PYTHON_TYPES = {bool: np.bool_, int: np.int32, float: np.float32}
+
+
+def _family(dtype: np.dtype[Any]) -> str:
+    """Types to which a plain number of a kind may be stored: ``i`` for all integers, ``f``, ``b``."""
+    return kind_letter(dtype).replace("u", "i")
 
 
 def _parameter_names(body: Callable[..., Any], count: int) -> list[str]:

@@ -33,9 +33,7 @@ def region_key(region: Region, index: Any) -> tuple[Any, ...]:
     key: list[Any] = []
     for part in index:
         kind = type(part)
-        if kind is DynamicSlice:
-            key.append(part)
-        elif kind is int and part >= 0:
+        if kind is DynamicSlice or (kind is int and part >= 0):
             key.append(part)
         elif kind is Scalar:
             key.append(_scalar(part))
@@ -87,7 +85,7 @@ def _part(part: Any, size: int) -> Any:
 def _bound(value: Any) -> int | None:
     if value is None:
         return None
-    return _scalar(value) if isinstance(value, Scalar) else int(value.__index__())
+    return int(value.__index__())  # a tracked scalar refuses: a slice has fixed bounds
 
 
 class Ref:

@@ -234,7 +234,7 @@ class Program:
             self.machine.launch(core, thread.switch)
 
     def close(self) -> None:
-        """End the greenlets of a run that stopped early; what their clean-up code does or raises is of no consequence."""
+        """End the greenlets of a run that stopped early, whatever their clean-up code does or raises."""
         for executor, thread in zip(self.executors, self.greenlets, strict=True):
             executor.suspend = _end
             while thread:

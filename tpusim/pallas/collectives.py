@@ -67,7 +67,9 @@ class Rendezvous:
         here = self.arrived[group]
         waiting = self.waiting.pop(group, [])
         ranks = [here[rank] for rank in range(len(here))]
-        results = [list(column) for column in zip(*(self._values(list(v)) for v in zip(*ranks, strict=True)), strict=True)]
+        results = [
+            list(column) for column in zip(*(self._values(list(v)) for v in zip(*ranks, strict=True)), strict=True)
+        ]
         now = max([last.now, *(core.now for core, _ in waiting)])
         names = list(self.axis_sizes)
         for core in (last, *(core for core, _ in waiting)):
@@ -118,6 +120,4 @@ def _all_to_all(arrays: list[Any], params: dict[str, Any]) -> list[Any]:
     if params.get("tiled"):
         pieces = [np.split(array, count, split) for array in arrays]
         return [np.concatenate([pieces[source][rank] for source in range(count)], concat) for rank in range(count)]
-    return [
-        np.stack([np.take(array, rank, split) for array in arrays], concat) for rank in range(count)
-    ]
+    return [np.stack([np.take(array, rank, split) for array in arrays], concat) for rank in range(count)]

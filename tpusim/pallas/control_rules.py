@@ -188,7 +188,9 @@ def _run_scoped(lowering: Lowering, block: Block, eqn: Any) -> None:
     jaxpr, _ = internals.open_jaxpr(eqn.params["jaxpr"])
     for var, operand in zip(jaxpr.constvars, eqn.invars, strict=True):
         lowering.env[var] = lowering.read(operand)
-    names, types, slots = [], [], []
+    names: list[str] = []
+    types: list[MemoryRef | SemaphoreArray] = []
+    slots: list[int] = []
     for position, var in enumerate(jaxpr.invars):
         kind = internals.ref_type(var.aval)
         name = f"scoped{position}"

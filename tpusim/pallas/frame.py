@@ -20,7 +20,18 @@ if TYPE_CHECKING:
 class Frame:
     """One device inside one kernel call."""
 
-    __slots__ = ("axis_sizes", "call", "collective_id", "coords", "core", "grid", "grid_index", "log", "scopes", "suspend")
+    __slots__ = (
+        "axis_sizes",
+        "call",
+        "collective_id",
+        "coords",
+        "core",
+        "grid",
+        "grid_index",
+        "log",
+        "scopes",
+        "suspend",
+    )
 
     def __init__(
         self,

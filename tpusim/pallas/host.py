@@ -80,7 +80,7 @@ def save_arrays(path: Path, arrays: Sequence[Any]) -> None:
     named: dict[str, Any] = {}
     for i, value in enumerate(arrays):
         array = np.ascontiguousarray(value).reshape(np.shape(value))
-        is_extension = array.dtype.kind == "V"
+        is_extension = array.dtype.isbuiltin != 1
         named[f"{i}:{array.dtype.name}"] = array.view(f"u{array.dtype.itemsize}") if is_extension else array
     np.savez(path, **named)
 

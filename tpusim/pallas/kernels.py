@@ -159,7 +159,9 @@ class KernelInstance:
             spec = next(arrays)
             if keep or kernel.lowered.arguments[position][1].space is MemorySpace.SMEM:
                 value = np.asarray(values[position]).reshape(spec.shape)
-                buffers[spec.position].array = value.copy() if position in aliased or not value.flags.writeable else value
+                buffers[spec.position].array = (
+                    value.copy() if position in aliased or not value.flags.writeable else value
+                )
         for source, target in contents.aliases:
             outputs[target] = buffers[self.operands[source].position].array
         for number in range(contents.num_outputs):

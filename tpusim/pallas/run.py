@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     from tpusim.kernel_file import load_file
 
-    sys.excepthook = lambda kind, error, frames: _report(options.file, kind, error, frames)
+    sys.excepthook = lambda kind, error, frames: _write_error(options.file, kind, error, frames)
     loaded = load_file(options.file)
     arrays = load_arrays(options.inputs) if options.inputs else loaded.inputs()
     mesh = jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(jax.sharding.AxisType.Auto,) * len(sizes))
@@ -42,12 +42,12 @@ def main(arguments: list[str] | None = None) -> None:
     save_arrays(options.outputs, outputs if isinstance(outputs, tuple) else (outputs,))
 
 
-def note(file: str, kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
+def _write_error(file: str, kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
     """The lines of the user's file, then the error: what a reader of the last lines needs."""
     path = (Path(file.rpartition(":")[0]) if ".py:" in file else Path(file)).resolve()
     mine = [frame for frame in traceback.extract_tb(frames) if Path(frame.filename).resolve() == path]
     sys.stderr.write("".join(traceback.format_list(mine)))
-    sys.stderr.write("".join(traceback.format_exception_only(kind, error)))
+    sys.stderr.write(f"{kind.__name__}: {error}\n")  # without JAX's note about its own frames
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ class EventLog(Observer):
         def waited(*event: Any) -> None:
             append(event)
 
-        self.waited = waited  # type: ignore[method-assign]
+        self.waited = waited  # type: ignore[method-assign,assignment]
 
     @property
     def waits(self) -> list[Wait]:
