@@ -1,5 +1,7 @@
 """Run one TPU DMA program on an ordinary computer: its data, its time and a verdict."""
 
+from typing import Any
+
 from tpusim import np as np
 from tpusim.descriptors import AsyncCopyDescriptor as AsyncCopyDescriptor
 from tpusim.descriptors import async_copy as async_copy
@@ -33,3 +35,12 @@ from tpusim.specs import MemorySpace as MemorySpace
 from tpusim.specs import SemaphoreType as SemaphoreType
 from tpusim.specs import ShapeDtypeStruct as ShapeDtypeStruct
 from tpusim.units import Duration as Duration
+
+
+def __getattr__(name: str) -> Any:
+    """``tpusim.pallas``, when it is asked for."""
+    if name == "pallas":
+        import tpusim.pallas
+
+        return tpusim.pallas
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

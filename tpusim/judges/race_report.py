@@ -150,6 +150,13 @@ class RaceReporter:
 
     # -- lifetimes ------------------------------------------------------------------------------
 
+    def is_known_lifetime(self, site: Any, owner: int) -> bool:
+        """Whether what this line touches is known to be able to fall outside; then ``owner`` is counted too."""
+        found = self._by_sites.get((_place(site), Kind.LIFETIME))
+        if found is not None:
+            found.met_on(owner)
+        return found is not None
+
     def copy_outside(self, copy: Copy, *, has_left: bool) -> None:
         """A remote copy that may begin before its target has entered, or after it has left."""
         target = self._device(copy.dst.device)
@@ -196,7 +203,7 @@ class RaceReporter:
             where=where_of(site),
             time_ps=core.now,
         )
-        self._once(finding, owner)
+        self._by_sites[_place(site), Kind.LIFETIME] = self._once(finding, owner)
 
 
 def _outside(target: str, has_left: bool) -> str:

@@ -85,7 +85,9 @@ class RaceJudge(Observer):
                 continue
             for conflict in shadow.open_writes():
                 copy = conflict.access.source
-                if copy.core is not core and self._is_possible(conflict, clock):
+                if copy.core is core or self._report.is_known_lifetime(copy.site, core.device):
+                    continue
+                if self._is_possible(conflict, clock):
                     self._report.left_too_early(copy, buffer, "", core)
 
     def scope_entered(self, core: Core, buffers: Sequence[Buffer], semaphores: Sequence[Semaphore]) -> None:
@@ -107,6 +109,8 @@ class RaceJudge(Observer):
                 copy = conflict.access.source
                 if not isinstance(copy, Copy) or copy in buffer.writing or copy in buffer.reading:
                     continue  # in flight: the machine says so itself
+                if self._report.is_known_lifetime(copy.site, core.device):
+                    continue
                 if self._is_possible(conflict, clock):
                     self._report.left_too_early(copy, buffer, "the run_scoped of ", core)
             shadow.cells.clear()
@@ -129,7 +133,7 @@ class RaceJudge(Observer):
         owner = semaphore.device
         if owner != core.device and semaphore.spec.kind is not SemaphoreType.BARRIER and semaphore.alive:
             entered = self._scoped.get(semaphore, -1) if self._scoped else -1
-            if not self._is_inside(clock, owner, entered):
+            if not self._is_inside(clock, owner, entered, site):
                 self._report.signal_outside(core, semaphore, site, has_left=self._has_left(clock, owner))
         counter = self._counters.get(semaphore)
         if counter is None:
@@ -214,10 +218,10 @@ class RaceJudge(Observer):
     def _is_possible(self, conflict: Conflict, clock: CoreClock) -> bool:
         return can_overlap(self._programs, conflict.access, clock.device, len(clock.operations))
 
-    def _is_inside(self, clock: CoreClock, owner: int, scope_entered: int) -> bool:
-        """Whether ``owner`` has certainly entered its call and scope and not left it yet."""
+    def _is_inside(self, clock: CoreClock, owner: int, scope_entered: int, site: Any) -> bool:
+        """Whether ``owner`` has certainly entered its call and scope and not left it yet, or that is known."""
         since = max(clock.entries[owner], scope_entered)
-        if clock.others[owner] >= since:
+        if clock.others[owner] >= since or self._report.is_known_lifetime(site, owner):
             return True
         if since >= NEVER:
             return False
@@ -233,5 +237,5 @@ class RaceJudge(Observer):
         owner = copy.dst.device
         if self._scoped:
             scope_entered = max(scope_entered, self._scoped.get(copy.dst_sem, -1))
-        if not self._is_inside(clock, owner, scope_entered):
+        if not self._is_inside(clock, owner, scope_entered, copy.site):
             self._report.copy_outside(copy, has_left=self._has_left(clock, owner))

@@ -4,6 +4,22 @@
 import jax, so that a parent process can prepare a child in which it will run.
 """
 
+from typing import Any
+
+from tpusim.errors import OptionError
 from tpusim.pallas.host import InterpretError as InterpretError
 from tpusim.pallas.host import InterpretTimeoutError as InterpretTimeoutError
 from tpusim.pallas.host import interpret_in_subprocess as interpret_in_subprocess
+
+
+def __getattr__(name: str) -> Any:
+    """``simulate``, when it is asked for: it brings in jax."""
+    if name == "simulate":
+        try:
+            from tpusim.pallas.capture import simulate
+        except ModuleNotFoundError as error:
+            if error.name != "jax":
+                raise
+            raise OptionError("captured programs need jax in this Python: pip install 'tpusim[pallas]'") from None
+        return simulate
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jax.sharding import AxisType, Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
 from tpusim.backend import use
 from tpusim.declare import Declared, Dims, resolve, unused_collective_id
@@ -20,15 +21,15 @@ if TYPE_CHECKING:
     from tpusim.program import Kernel
 
 
-def emit(kernel: Kernel, mesh: Mesh, interpret: Any = None) -> Callable[..., Any]:
+def emit(kernel: Kernel, mesh: Mesh | AbstractMesh, interpret: Any = None) -> Callable[..., Any]:
     """A function from GLOBAL arrays to the GLOBAL outputs of ``kernel`` on ``mesh``.
 
-    ``mesh`` has the kernel's axes in the kernel's order.  ``interpret``: ``True`` for TPU interpret mode
+    ``mesh`` has the kernel's axes in the kernel's order; an abstract one will do to capture the function.  ``interpret``: ``True`` for TPU interpret mode
     on the CPU, a ``pltpu.InterpretParams``, or ``None``/``False`` for a TPU.  The function is jitted;
     declarations are resolved when it first meets a set of shapes.
     """
     sizes = dict(mesh.shape)
-    auto = Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(sizes))
+    auto = _with_auto_axes(mesh)
     params = (pltpu.InterpretParams() if interpret is True else interpret) or False
 
     @jax.jit  # type: ignore[untyped-decorator]
@@ -46,9 +47,18 @@ def emit(kernel: Kernel, mesh: Mesh, interpret: Any = None) -> Callable[..., Any
     return run  # type: ignore[no-any-return]
 
 
+def _with_auto_axes(mesh: Mesh | AbstractMesh) -> Mesh | AbstractMesh:
+    """``mesh`` with axes of type Auto; jax 0.12 makes them Explicit unless told otherwise."""
+    kinds = (AxisType.Auto,) * len(mesh.axis_names)
+    if isinstance(mesh, AbstractMesh):
+        return AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=kinds)
+    return Mesh(mesh.devices, mesh.axis_names, axis_types=kinds)
+
+
 def _pallas_call(kernel: Kernel, declared: Declared, sizes: dict[str, int], interpret: Any) -> Callable[..., Any]:
     backend = PallasBackend(kernel.name, sizes, declared.grid, kernel.collective_id, is_interpreted=bool(interpret))
 
+    @functools.wraps(kernel.fn)  # Pallas names the arguments after the function's
     def traced(*refs: Any) -> None:
         with use(backend):
             kernel.fn(*refs)
