@@ -97,7 +97,7 @@ kernel = tpusim.Kernel(
     shard_out=("x", "y"),
     in_specs=tpusim.HBM,
     scratch_shapes=scratch_shapes,
-    collective_id=0,
+    collective_id=9,
 )
 
 

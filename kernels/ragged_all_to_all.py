@@ -126,7 +126,7 @@ kernel = tpusim.Kernel(
     in_specs=(HBM, SMEM, SMEM, SMEM, SMEM),
     out_specs=HBM,
     scratch_shapes=_scratch_shapes,
-    collective_id=0,
+    collective_id=10,
 )
 
 

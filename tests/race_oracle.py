@@ -267,7 +267,7 @@ def stalled(access: Access) -> tuple[dict[int, int], dict[tuple[int, str], int]]
 
 
 def racing(log: Log, *, whole: bool) -> set[tuple[int, int]]:
-    """Lines (later, earlier) of conflicting accesses that can overlap; ``whole``: by all the run brings, else so far."""
+    """Lines (later, earlier) of conflicts that can overlap; ``whole``: by all that the run brings, else so far."""
     found = set()
     final = tuple(map(len, log.programs))
     for number, (later, now) in enumerate(log.accesses):
@@ -395,7 +395,5 @@ def explore(log: Log, limit: int = 60_000) -> set[tuple[int, int]] | None:
 def reported(machine: Machine, kind: Kind) -> set[tuple[int, int]]:
     """Lines (later, earlier) of the findings of a kind."""
     return {
-        (f.where.line if f.where else -1, f.other.line if f.other else -1)
-        for f in machine.findings
-        if f.kind is kind
+        (f.where.line if f.where else -1, f.other.line if f.other else -1) for f in machine.findings if f.kind is kind
     }

@@ -70,6 +70,8 @@ class Hooks:
 
     entered: Hook
     exited: Hook
+    scope_entered: Hook
+    scope_left: Hook
     copy_started: Hook
     copy_read: Hook
     copy_written: Hook
@@ -86,9 +88,5 @@ class Hooks:
             setattr(
                 self,
                 name,
-                tuple(
-                    getattr(o, name)
-                    for o in observers
-                    if getattr(type(o), name) is not default or name in vars(o)
-                ),
+                tuple(getattr(o, name) for o in observers if getattr(type(o), name) is not default or name in vars(o)),
             )

@@ -156,8 +156,8 @@ class Counter:
             self.left = None
             for chain in left.chains.values():
                 self.fresh.extend(chain)
-            for leg in left.legs:
-                leg.clock = now
+            for open_leg in left.legs:
+                open_leg.clock = now
             settled += left.legs
         for _, device, clock, others, leg in self.fresh:
             if device != owner:

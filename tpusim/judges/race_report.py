@@ -121,7 +121,8 @@ class RaceReporter:
             verb = "writes" if conflict.is_write else "reads"
             by = self._device(source.core.device)
             return f"the copy started by {by} that {verb} {conflict.region}"
-        return f"the {'store to' if conflict.is_write else 'load of'} {conflict.region} by {self._device(buffer.device)}"
+        verb = "store to" if conflict.is_write else "load of"
+        return f"the {verb} {conflict.region} by {self._device(buffer.device)}"
 
     def _reason(self, conflict: Conflict, later: Later) -> str:
         access = conflict.access

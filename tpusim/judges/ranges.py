@@ -213,9 +213,7 @@ class Shadow:
                 found = [*found, Conflict(write, True, other)]
         return found
 
-    def _not_over(
-        self, cell: Cell, region: Region, core: CoreClock, found: Sequence[Conflict]
-    ) -> Sequence[Conflict]:
+    def _not_over(self, cell: Cell, region: Region, core: CoreClock, found: Sequence[Conflict]) -> Sequence[Conflict]:
         write = cell.write
         if write is not None and not core.knows(write):
             found = [*found, Conflict(write, True, region)]

@@ -1,0 +1,576 @@
+"""Races that one observed schedule shows although its data are right, and correct kernels that must not be flagged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from simulating import TILE, Lines, error_of, run, tiles
+
+from tpusim import (
+    HBM,
+    VMEM,
+    SemaphoreType,
+    ShapeDtypeStruct,
+    axis_index,
+    axis_size,
+    delay,
+    ds,
+    fori_loop,
+    get_barrier_semaphore,
+    make_async_copy,
+    make_async_remote_copy,
+    run_scoped,
+    semaphore_signal,
+    semaphore_wait,
+    when,
+)
+from tpusim.errors import LifetimeError, OptionError, RaceError
+from tpusim.findings import Kind
+from tpusim.kernel_file import load_file
+
+DMA, REGULAR = SemaphoreType.DMA, SemaphoreType.REGULAR
+BUFFER = VMEM((8, 128), "float32")
+SLOTS = VMEM((2, 8, 128), "float32")
+at = Lines(__file__)
+
+
+def record(fn, *arrays, **keywords):
+    """The findings and outputs of a run that goes on after a race."""
+    result = run(fn, *arrays, on_finding="record", **keywords)
+    return result.findings, result.outputs
+
+
+def neighbours():
+    """Left and right on a ring."""
+    me, n = axis_index("x"), axis_size("x")
+    return (me - 1) % n, (me + 1) % n
+
+
+def meet(*peers):
+    """A barrier with some devices."""
+    barrier = get_barrier_semaphore()
+    for peer in peers:
+        semaphore_signal(barrier, device_id=peer)
+    semaphore_wait(barrier, len(peers))
+
+
+# -- faults -------------------------------------------------------------------------------------------
+
+
+def initialises_what_the_other_writes(x_ref, o_ref, send, recv):
+    other = 1 - axis_index("x")
+    o_ref[...] = 0.0  # initialise
+    copy = make_async_remote_copy(x_ref, o_ref, send, recv, device_id=other)
+    copy.start()  # into the output
+    copy.wait()
+
+
+def test_store_and_incoming_copy_without_a_barrier_between():
+    findings, outputs = record(
+        initialises_what_the_other_writes, tiles(2), mesh=2, scratch_shapes=(DMA, DMA), in_specs=VMEM, out_specs=VMEM
+    )
+    np.testing.assert_array_equal(outputs[0], np.roll(tiles(2), 8, 0))
+    assert [f.kind for f in findings] == [Kind.RACE]
+    assert findings[0].message == "SHOW"
+    assert (str(findings[0].where), str(findings[0].other)) == (at("into the output"), at("initialise"))
+    assert findings[0].details["devices"] == 2
+    assert findings[0].argument == "o_ref"
+
+
+def ring_without_credits(x_ref, o_ref, comm, local, send, recv):
+    n, me = axis_size("x"), axis_index("x")
+    left, right = neighbours()
+    meet(left, right)
+    for target in (o_ref.at[me], comm.at[0]):
+        first = make_async_copy(x_ref, target, local)
+        first.start()
+        first.wait()
+    for step in range(n - 1):
+        here, there = step % 2, (step + 1) % 2
+        copy = make_async_remote_copy(comm.at[here], comm.at[there], send.at[here], recv.at[there], device_id=right)
+        copy.start()  # into a slot
+        copy.wait()
+        out = make_async_copy(comm.at[there], o_ref.at[(me - step - 1) % n], local)
+        out.start()  # out of a slot
+        out.wait()
+
+
+def test_ring_slot_overwritten_without_credit_is_found_although_lock_step_hides_it():
+    n = 4
+    findings, outputs = record(
+        ring_without_credits,
+        tiles(n),
+        mesh=n,
+        out_shape=ShapeDtypeStruct((n, 8, 128), "float32"),
+        scratch_shapes=(SLOTS, DMA, DMA((2,)), DMA((2,))),
+        collective_id=1,
+    )
+    np.testing.assert_array_equal(outputs[0].reshape(n, n * 8, 128), [tiles(n)] * n)
+    assert {f.kind for f in findings} == {Kind.RACE}
+    assert sorted((str(f.where), str(f.other)) for f in findings) == sorted(
+        [(at("into a slot"), at("out of a slot")), (at("into a slot"), at("into a slot"))]
+    )
+    assert [f.message for f in findings] == "SHOW"
+    assert all(f.details["devices"] == n for f in findings)
+
+
+def two_copies_one_semaphore(a_ref, b_ref, o_ref, buffer, sem):
+    first = make_async_copy(a_ref, buffer.at[0], sem)
+    second = make_async_copy(b_ref, buffer.at[1], sem)
+    first.start()  # the first
+    second.start()
+    first.wait()
+    delay(100_000)
+    value = buffer[0]  # too early
+    second.wait()
+    o_ref[...] = value + buffer[1]
+
+
+def test_two_copies_on_one_semaphore_and_one_wait():
+    declared = {"scratch_shapes": (SLOTS, DMA), "out_specs": VMEM, "in_specs": (HBM, HBM)}
+    findings, outputs = record(two_copies_one_semaphore, tiles(), tiles(), **declared)
+    np.testing.assert_array_equal(outputs[0], 2 * tiles())
+    assert [str(f) for f in findings] == "SHOW"
+    error = error_of(RaceError, two_copies_one_semaphore, tiles(), tiles(), **declared)
+    assert error.finding == findings[0]
+
+
+def sends_before_its_copy_is_over(x_ref, o_ref, buffer, local, send, recv):
+    _, right = neighbours()
+    fill = make_async_copy(x_ref, buffer, local)
+    fill.start()  # fill
+    delay(100_000)
+    copy = make_async_remote_copy(buffer, o_ref, send, recv, device_id=right)
+    copy.start()  # send what was filled
+    copy.wait()
+    fill.wait()
+
+
+def test_local_copy_not_waited_for_before_the_send():
+    declared = {"mesh": 4, "scratch_shapes": (BUFFER, DMA, DMA, DMA)}
+    findings, outputs = record(sends_before_its_copy_is_over, tiles(4), **declared)
+    np.testing.assert_array_equal(outputs[0], np.roll(tiles(4), 8, 0))
+    assert [str(f) for f in findings] == "SHOW"
+    assert findings[0].details["devices"] == 4
+
+
+def reduce_scatter(credits):
+    """A ring reduce-scatter with two inbox slots, with or without credits."""
+
+    def kernel(x_ref, o_ref, total, inbox, part, local, send, recv, credit):
+        n, me = axis_size("x"), axis_index("x")
+        left, right = neighbours()
+        meet(left, right)
+        if credits:
+            semaphore_signal(credit, 2, device_id=left)
+
+        def fetch(index, target):
+            copy = make_async_copy(x_ref.at[index % n], target, local)
+            copy.start()
+            copy.wait()
+
+        fetch(me - 1, total)
+        for step in range(n - 1):
+            slot = step % 2
+            if credits:
+                semaphore_wait(credit)
+            copy = make_async_remote_copy(total, inbox.at[slot], send, recv.at[slot], device_id=right)
+            copy.start()  # into the inbox
+            fetch(me - 2 - step, part)
+            copy.wait()
+            total[...] = part[...] + inbox[slot]  # sum
+            if credits and step + 2 < n - 1:
+                semaphore_signal(credit, device_id=left)
+        if credits:
+            semaphore_wait(credit, 2 - (n - 1) + max(0, n - 3))
+        o_ref[...] = total[...]
+
+    return kernel
+
+
+def scattered(credits, n):
+    x = np.random.default_rng(0).integers(-9, 9, (n * n, 8, 128)).astype("float32")
+    findings, outputs = record(
+        reduce_scatter(credits),
+        x,
+        mesh=n,
+        out_specs=VMEM,
+        scratch_shapes=(BUFFER, SLOTS, BUFFER, DMA, DMA, DMA((2,)), REGULAR),
+        collective_id=2,
+    )
+    np.testing.assert_array_equal(outputs[0], x.reshape(n, n, 8, 128).sum(0).reshape(n * 8, 128))
+    return findings
+
+
+@pytest.mark.parametrize("n", [4, 8])
+def test_reduce_scatter_without_its_credits(n):
+    findings = scattered(False, n)
+    places = {(str(f.where), str(f.other)) for f in findings}
+    assert (at("into the inbox"), at("sum")) in places
+    assert {f.kind for f in findings} == {Kind.RACE}
+    assert all(f.details["devices"] == n for f in findings)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 8])
+def test_reduce_scatter_with_credits_is_right(n):
+    assert scattered(True, n) == ()
+
+
+def overwrites_what_it_sends(wait_first):
+    def kernel(x_ref, o_ref, send, recv):
+        _, right = neighbours()
+        copy = make_async_remote_copy(x_ref, o_ref, send, recv, device_id=right)
+        copy.start()  # send
+        if wait_first:
+            copy.wait_send()
+        delay(100_000)
+        x_ref[...] = 0.0  # overwrite
+        if not wait_first:
+            copy.wait_send()
+        copy.wait_recv()
+
+    return kernel
+
+
+def test_store_to_a_send_buffer_before_wait_send():
+    declared = {"mesh": 4, "scratch_shapes": (DMA, DMA), "in_specs": VMEM}
+    findings, outputs = record(overwrites_what_it_sends(False), tiles(4), **declared)
+    np.testing.assert_array_equal(outputs[0], np.roll(tiles(4), 8, 0))
+    assert [str(f) for f in findings] == "SHOW"
+    assert record(overwrites_what_it_sends(True), tiles(4), **declared)[0] == ()
+
+
+def sends_twice(acknowledge):
+    """Device 0 sends twice to one place of device 1, which reads it in between."""
+
+    def kernel(x_ref, o_ref, buffer, send, recv, seen):
+        me = axis_index("x")
+        meet(1 - me)
+        copy = make_async_remote_copy(x_ref, buffer, send, recv, device_id=1)
+
+        @when(me == 0)
+        def _():
+            copy.start()
+            copy.wait_send()
+            if acknowledge:
+                semaphore_wait(seen)
+            delay(100_000)
+            copy.start()  # the second time
+            copy.wait_send()
+
+        @when(me == 1)
+        def _():
+            copy.wait_recv()
+            o_ref[...] = buffer[...]  # read between
+            if acknowledge:
+                semaphore_signal(seen, device_id=0)
+            copy.wait_recv()
+
+    return kernel
+
+
+def test_overwritten_while_the_receiver_reads():
+    declared = {
+        "mesh": 2, "scratch_shapes": (BUFFER, DMA, DMA, REGULAR), "in_specs": HBM, "out_specs": VMEM, "collective_id": 1,
+    }  # fmt: skip
+    error = error_of(RaceError, sends_twice(False), tiles(2), **declared)
+    assert str(error) == "SHOW"
+    assert (str(error.finding.where), str(error.finding.other)) == (at("the second time"), at("read between"))
+    assert error.finding.device == (0,)
+    run(sends_twice(True), tiles(2), **declared)
+
+
+def test_a_late_second_sender_could_have_come_first():
+    def kernel(x_ref, o_ref, buffer, send, recv):
+        me = axis_index("x")
+        meet((me + 1) % 3, (me + 2) % 3)
+
+        @when(me > 0)
+        def _():
+            delay(me * 50_000)
+            copy = make_async_remote_copy(x_ref, buffer.at[me - 1], send, recv, device_id=0)
+            copy.start()  # one of two senders
+            copy.wait_send()
+
+        @when(me == 0)
+        def _():
+            arrived = make_async_copy(x_ref, buffer.at[0], recv)
+            arrived.wait()
+            delay(100_000)
+            o_ref[...] = buffer[0]  # perhaps the other came
+            arrived.wait()
+
+    error = error_of(
+        RaceError, kernel, tiles(3), mesh=3, scratch_shapes=(SLOTS, DMA, DMA), out_specs=VMEM, collective_id=1
+    )
+    assert str(error) == "SHOW"
+
+
+# -- lifetimes ----------------------------------------------------------------------------------------
+
+
+def test_copy_that_may_come_before_its_target_has_entered():
+    def kernel(x_ref, o_ref, send, recv):
+        me = axis_index("x")
+        semaphore_signal(get_barrier_semaphore(), device_id=me)
+        semaphore_wait(get_barrier_semaphore())
+        copy = make_async_remote_copy(x_ref, o_ref, send, recv, device_id=1 - me)
+        copy.start()  # nobody was met
+        copy.wait()
+
+    error = error_of(LifetimeError, kernel, tiles(2), mesh=2, scratch_shapes=(DMA, DMA), collective_id=1)
+    assert str(error) == "SHOW"
+
+
+def scoped_copy(meets):
+    def kernel(x_ref, o_ref, send, recv):
+        me = axis_index("x")
+
+        def body(buffer):
+            if meets:
+                meet(1 - me)
+            copy = make_async_remote_copy(x_ref, buffer, send, recv, device_id=1 - me)
+            copy.start()  # into the scope
+            copy.wait()
+            o_ref[...] = buffer[...]
+
+        meet(1 - me)
+        run_scoped(body, BUFFER)
+
+    return kernel
+
+
+def test_copy_that_may_come_before_its_target_has_entered_the_scope():
+    declared = {"mesh": 2, "scratch_shapes": (DMA, DMA), "out_specs": VMEM, "collective_id": 1}
+    error = error_of(LifetimeError, scoped_copy(False), tiles(2), **declared)
+    assert str(error) == "SHOW"
+    run(scoped_copy(True), tiles(2), **declared)
+
+
+def test_signal_that_may_come_before_its_target_has_entered_the_scope():
+    def kernel(x_ref, o_ref):
+        me = axis_index("x")
+
+        def body(credit):
+            semaphore_signal(credit, device_id=1 - me)  # to a scope
+            semaphore_wait(credit)
+
+        meet(1 - me)
+        run_scoped(body, REGULAR)
+
+    findings, _ = record(kernel, tiles(2), mesh=2, collective_id=1)
+    assert Kind.LIFETIME in {f.kind for f in findings}
+    assert findings[0].message == "SHOW"
+
+
+def test_remote_copy_that_its_target_does_not_wait_for():
+    def kernel(x_ref, o_ref, send, recv):
+        _, right = neighbours()
+        copy = make_async_remote_copy(x_ref, o_ref, send, recv, device_id=right)
+        copy.start()  # sent off
+        copy.wait_send()
+        delay(100_000)
+
+    error = error_of(LifetimeError, kernel, tiles(4), mesh=4, scratch_shapes=(DMA, DMA))
+    assert str(error) == "SHOW"
+
+
+def test_copy_of_a_scope_that_nobody_waited_for():
+    def kernel(x_ref, o_ref, sem):
+        def body(buffer):
+            make_async_copy(x_ref, buffer, sem).start()  # forgotten
+            delay(100_000)
+
+        run_scoped(body, BUFFER)
+
+    error = error_of(LifetimeError, kernel, tiles(), scratch_shapes=(DMA,))
+    assert str(error) == "SHOW"
+
+
+# -- each race once -----------------------------------------------------------------------------------
+
+
+def test_a_race_with_a_copy_in_flight_is_reported_once():
+    def kernel(x_ref, o_ref, buffer, sem):
+        copy = make_async_copy(x_ref, buffer, sem)
+        copy.start()  # in flight
+        o_ref[...] = buffer[...]  # load
+        copy.wait()
+
+    findings, _ = record(kernel, tiles(4), mesh=4, scratch_shapes=(BUFFER, DMA), out_specs=VMEM)
+    races = [f for f in findings if f.kind is Kind.RACE]
+    assert [(str(f.where), str(f.other)) for f in races] == [(at("load"), at("in flight"))]
+    assert races[0].details["devices"] == 4
+
+
+def test_without_checks_only_copies_in_flight_are_seen():
+    declared = {"scratch_shapes": (SLOTS, DMA), "out_specs": VMEM, "in_specs": (HBM, HBM), "checks": "none"}
+    assert record(two_copies_one_semaphore, tiles(), tiles(), **declared)[0] == ()
+    with pytest.raises(OptionError, match=r"^checks is 'observed' or 'none', not 'all'$"):
+        run(two_copies_one_semaphore, tiles(), tiles(), **{**declared, "checks": "all"})
+
+
+# -- correct kernels ----------------------------------------------------------------------------------
+
+FILES = sorted((Path(__file__).parent.parent / "kernels").glob("*.py"))
+
+
+@pytest.mark.parametrize("name", [file.stem for file in FILES])
+@pytest.mark.parametrize("size", [6, 9, 16])
+def test_no_kernel_is_flagged(name, size):
+    file = load_file(str(next(f for f in FILES if f.stem == name)))
+    two = file.kernel.axes == ("x", "y")
+    devices = {6: (3, 2), 9: (3, 3), 16: (4, 4)}[size] if two else size
+    mesh = dict(zip("xy", devices, strict=True)) if two else {"x": size}
+    arrays = file.inputs(devices=devices)
+    keep = {"paged_gather", "ragged_all_to_all"}
+    result = file.kernel.simulate(*arrays, slice="v5e:4x4", mesh=mesh, layout="row-major", data=name in keep)
+    assert [f for f in result.findings if f.kind is not Kind.ROUTING] == []
+
+
+def test_rebuilt_descriptors():
+    def kernel(x_ref, o_ref, buffer, sem):
+        make_async_copy(x_ref, buffer, sem).start()
+        make_async_copy(x_ref, buffer, sem).wait()
+        o_ref[...] = buffer[...]
+        make_async_copy(o_ref.at[0:4], buffer.at[0:4], sem).start()
+        make_async_copy(o_ref.at[4:8], buffer.at[4:8], sem).start()
+        make_async_copy(o_ref, buffer, sem).wait()
+        o_ref[...] = buffer[...]
+
+    findings, outputs = record(kernel, tiles(), scratch_shapes=(BUFFER, DMA), out_specs=VMEM)
+    assert findings == ()
+    np.testing.assert_array_equal(outputs[0], tiles())
+
+
+def test_one_receive_semaphore_with_all_waits_before_the_read():
+    def kernel(x_ref, o_ref, inbox, send, recv):
+        n, me = axis_size("x"), axis_index("x")
+        meet(*[(me + k) % n for k in range(1, n)])
+        copies = [
+            make_async_remote_copy(x_ref, inbox.at[me], send, recv, device_id=(me + k) % n) for k in range(1, n)
+        ]
+        delay(me * 3_000)
+        for copy in copies:
+            copy.start()
+        for copy in copies:
+            copy.wait()
+        total = x_ref[...]
+        for k in range(1, n):
+            total = total + inbox[(me + k) % n]
+        o_ref[...] = total
+
+    n = 5
+    findings, outputs = record(
+        kernel,
+        tiles(n),
+        mesh=n,
+        in_specs=VMEM,
+        out_specs=VMEM,
+        scratch_shapes=(VMEM((n, 8, 128), "float32"), DMA, DMA),
+        collective_id=1,
+    )
+    assert findings == ()
+    np.testing.assert_array_equal(outputs[0], np.tile(tiles(n).reshape(n, 8, 128).sum(0), (n, 1)))
+
+
+def test_credits_for_two_slots():
+    """The receiver gives two credits at once and one back for each slot that it has read."""
+
+    def kernel(x_ref, o_ref, inbox, send, recv, credit):
+        me = axis_index("x")
+        meet(1 - me)
+        rounds = 7
+
+        @when(me == 0)
+        def _():
+            for step in range(rounds):
+                semaphore_wait(credit)
+                copy = make_async_remote_copy(
+                    x_ref, inbox.at[step % 2], send.at[step % 2], recv.at[step % 2], device_id=1
+                )
+                if step >= 2:
+                    copy.wait_send()
+                copy.start()
+            for slot in range(2):
+                make_async_remote_copy(x_ref, inbox.at[slot], send.at[slot], recv.at[slot], device_id=1).wait_send()
+            semaphore_wait(credit, 2)
+
+        @when(me == 1)
+        def _():
+            for slot in range(2):
+                semaphore_signal(credit, device_id=0)
+                delay(slot * 1_000)
+            for step in range(rounds):
+                make_async_copy(x_ref, inbox.at[step % 2], recv.at[step % 2]).wait()
+                o_ref[...] = inbox[step % 2]
+                semaphore_signal(credit, device_id=0)
+
+    findings, _ = record(
+        kernel,
+        tiles(2),
+        mesh=2,
+        out_specs=VMEM,
+        scratch_shapes=(SLOTS, DMA((2,)), DMA((2,)), REGULAR),
+        collective_id=1,
+    )
+    assert [f for f in findings if f.kind is not Kind.UNINITIALISED] == []
+
+
+def test_disjoint_parts_of_one_buffer():
+    def kernel(x_ref, o_ref, buffer, sems):
+        left = make_async_copy(x_ref.at[:, 0:64], buffer.at[:, 0:64], sems.at[0])
+        right = make_async_copy(x_ref.at[:, 64:128], buffer.at[:, 64:128], sems.at[1])
+        left.start()
+        right.start()
+        left.wait()
+        buffer[:, 0:64] = buffer[:, 0:64] + 1.0
+        right.wait()
+        even = make_async_copy(buffer.at[ds(0, 4, 2)], o_ref.at[ds(0, 4, 2)], sems.at[0])
+        even.start()
+        buffer[ds(1, 4, 2)] = buffer[ds(1, 4, 2)] * 2.0
+        odd = make_async_copy(buffer.at[ds(1, 4, 2)], o_ref.at[ds(1, 4, 2)], sems.at[1])
+        odd.start()
+        even.wait()
+        odd.wait()
+
+    assert record(kernel, tiles(), scratch_shapes=(BUFFER, DMA((2,))))[0] == ()
+
+
+def test_prefetch_into_the_other_slot():
+    def kernel(x_ref, o_ref, buffer, sems):
+        def copy(step):
+            return make_async_copy(x_ref, buffer.at[step % 2], sems.at[step % 2])
+
+        copy(0).start()
+
+        def body(step, carry):
+            copy(step + 1).start()
+            copy(step).wait()
+            o_ref[...] = buffer[step % 2]
+            return carry
+
+        fori_loop(0, 20, body, None)
+        copy(20).wait()
+
+    assert record(kernel, tiles(), scratch_shapes=(SLOTS, DMA((2,))), out_specs=VMEM)[0] == ()
+
+
+def test_barriers_one_after_the_other_on_one_semaphore():
+    def kernel(x_ref, o_ref, inbox, send, recv):
+        left, right = neighbours()
+        for _ in range(3):
+            meet(left, right)
+            meet(left, right)
+            copy = make_async_remote_copy(x_ref, inbox, send, recv, device_id=right)
+            copy.start()
+            copy.wait()
+            o_ref[...] = inbox[...]
+
+    declared = {"scratch_shapes": (BUFFER, DMA, DMA), "out_specs": VMEM, "collective_id": 1}
+    assert record(kernel, tiles(3), mesh=3, **declared)[0] == ()
+
+
+assert TILE.shape == (8, 128)
