@@ -30,8 +30,16 @@ from itertools import pairwise, zip_longest
 import numpy as np
 
 import tpusim
-from tpusim import HBM, SemaphoreType, ShapeDtypeStruct, axis_index, axis_size, ds
-from tpusim import make_async_copy, make_async_remote_copy
+from tpusim import (
+    HBM,
+    SemaphoreType,
+    ShapeDtypeStruct,
+    axis_index,
+    axis_size,
+    ds,
+    make_async_copy,
+    make_async_remote_copy,
+)
 from tpusim.specs import as_dtype
 
 # Of each flow: the axis it takes first, the axis it takes second, its direction.

@@ -28,6 +28,9 @@ class Segment:
         return self._function
 
     def _compile(self) -> Callable[..., Any]:
+        small = _in_numpy(self)
+        if small is not None:
+            return small
         run = jax.jit(internals.callable_of(self.inputs, self.outputs, self.eqns))
         dtypes = [var.aval.dtype for var in self.inputs]
         convert = [_converter(dtype) for dtype in dtypes]
@@ -39,11 +42,55 @@ class Segment:
         return call
 
     def cycles(self, costs: CostTable) -> int:
-        """Cycles on a chip: the slots of all its equations together, at least one."""
+        """Cycles on a chip: the slots of all its equations together, and the fill of the MXU for each product."""
         slots: dict[str, float] = {}
-        for eqn in self.eqns:
-            _add_slots(slots, eqn, costs, 1)
-        return max(1, costs.slot_cycles(slots))
+        products = sum(_add_slots(slots, eqn, costs, 1) for eqn in self.eqns)
+        return max(1, costs.slot_cycles(slots) + products * costs.chip.core.mxu_fill.integer)
+
+
+_NUMPY = {
+    "add": "np.add({}, {})",
+    "sub": "np.subtract({}, {})",
+    "mul": "np.multiply({}, {})",
+    "max": "np.maximum({}, {})",
+    "min": "np.minimum({}, {})",
+    "neg": "np.negative({})",
+    "abs": "np.abs({})",
+}
+"""Primitives that NumPy computes to the same bits for float32 and int32."""
+_FEW = 5
+"""A segment of more equations is worth a call into XLA, which costs as much as a few NumPy calls."""
+
+
+def _in_numpy(segment: Segment) -> Callable[..., Any] | None:
+    """The segment as a few NumPy calls, if it is one of those that a jitted call only slows down."""
+    if len(segment.eqns) > _FEW:
+        return None
+    names = {var: f"i{n}" for n, var in enumerate(segment.inputs)}
+    constants: list[Any] = []
+    lines = []
+    for number, eqn in enumerate(segment.eqns):
+        operands = []
+        for var in eqn.invars:
+            if getattr(var.aval, "dtype", None) not in (np.float32, np.int32):
+                return None
+            if isinstance(var, internals.Literal):
+                constants.append(np.asarray(var.val, var.aval.dtype))
+                operands.append(f"k[{len(constants) - 1}]")
+            else:
+                operands.append(names[var])
+        out = eqn.outvars[0]
+        if eqn.primitive.name not in _NUMPY or out.aval.dtype != eqn.invars[0].aval.dtype or not out.aval.shape:
+            return None
+        names[out] = f"o{number}"
+        lines.append(f"    o{number} = {_NUMPY[eqn.primitive.name].format(*operands)}")
+    parameters = ", ".join(f"i{n}" for n in range(len(segment.inputs)))
+    results = "".join(f"{names[var]}, " for var in segment.outputs)
+    source = "\n".join([f"def segment({parameters}):", *lines, f"    return ({results})", ""])
+    namespace: dict[str, Any] = {"np": np, "k": constants}
+    exec(source, namespace)  # our own source
+    function: Callable[..., Any] = namespace["segment"]
+    return function
 
 
 def _converter(dtype: Any) -> Callable[[Any], Any]:
@@ -57,24 +104,23 @@ def _converter(dtype: Any) -> Callable[[Any], Any]:
     return lambda value: value
 
 
-def _add_slots(slots: dict[str, float], eqn: Any, costs: CostTable, times: int) -> None:
+def _add_slots(slots: dict[str, float], eqn: Any, costs: CostTable, times: int) -> int:
+    """Add an equation's slots, as often as it runs; how many matrix products it holds."""
     inner = list(internals.sub_jaxprs(eqn.params))
     if inner:
         repeat = times * int(eqn.params.get("length", 1)) if eqn.primitive.name == "scan" else times
-        for jaxpr in inner:
-            for sub in jaxpr.eqns:
-                _add_slots(slots, sub, costs, repeat)
-        return
+        return sum(_add_slots(slots, sub, costs, repeat) for jaxpr in inner for sub in jaxpr.eqns)
     shapes = tuple(tuple(int(dim) for dim in v.aval.shape) for v in eqn.invars if hasattr(v.aval, "shape"))
     out = eqn.outvars[0].aval
     if not hasattr(out, "shape") or not isinstance(out.dtype, np.dtype):
-        return
+        return 0
     dtype = next((v.aval.dtype for v in eqn.invars if isinstance(getattr(v.aval, "dtype", None), np.dtype)), out.dtype)
     name = eqn.primitive.name
     if name == "dot_general":
         shapes = _matmul_shapes(eqn)
     for unit, amount in costs.slots(name, dtype, shapes, tuple(out.shape), out_dtype=out.dtype).items():
         slots[unit] = slots.get(unit, 0.0) + amount * times
+    return times if name == "dot_general" else 0
 
 
 def _matmul_shapes(eqn: Any) -> tuple[tuple[int, ...], ...]:
