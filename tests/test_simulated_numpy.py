@@ -306,7 +306,7 @@ def test_index_of_extreme_and_running_sum(name, data):
 
 
 @given(data=st.data())
-@examples(6 * EXAMPLES)
+@examples(2 * EXAMPLES)
 def test_where_select_and_clip(data):
     x, y, z = (data.draw(operand(WIDE, python=True)) for _ in range(3))
     condition = data.draw(operand(("bool", "bool", "int32", "float32"), python=True))

@@ -64,12 +64,16 @@ class Call:
         is_operand: bool = False,
         initialised: bool = False,
         scope: Scope | None = None,
+        slots: int = 1,
     ) -> BufferSpec:
-        """Give every device a buffer; ``arrays`` (one a device) hold its data, default fresh memory."""
+        """Give every device a buffer; ``arrays`` (one a device) hold its data, default fresh memory.
+
+        ``slots``: how many of it a device has; the caller makes the others and exchanges them in the table.
+        """
         machine = self.machine
         spec = BufferSpec(
             len(self.specs), name, ref.space, ref.shape, ref.dtype, machine.tiling,
-            is_operand=is_operand, initialised=initialised, scope=scope,
+            is_operand=is_operand, initialised=initialised, scope=scope, slots=slots,
         )  # fmt: skip
         self.specs.append(spec)
         self._occupy(spec, scope)
@@ -170,7 +174,10 @@ class Call:
         if not total - spec.padded_bytes <= limit < total:
             return  # it fits, or that it does not has been said
         rows = [
-            (item.name, item.space, item.shape, item.dtype, item.padded_bytes)
+            (
+                f"{item.name} ({item.slots} buffers)" if item.slots > 1 else item.name,
+                item.space, item.shape, item.dtype, item.padded_bytes,
+            )
             for item in self.specs
             if item.space is space and (item.scope is None or (scope is not None and item.scope in scope.chain))
         ]

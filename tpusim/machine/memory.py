@@ -42,13 +42,14 @@ class Tiling:
 class BufferSpec:
     """The static side of a buffer, shared by all devices.
 
-    ``padded_bytes`` is what it occupies with tile padding; ``position`` its place in each core's
-    buffer table; ``scope`` the ``run_scoped`` it lives in, ``None`` for the whole call.
+    ``slots`` is how many such buffers a device has, of which its table shows one at a time (windows of a
+    grid pipeline), and ``padded_bytes`` what they occupy with tile padding; ``position`` its place in each
+    core's buffer table; ``scope`` the ``run_scoped`` it lives in, ``None`` for the whole call.
     """
 
     __slots__ = (
         "bits", "dtype", "initialised", "is_operand", "name", "nbytes", "padded_bytes", "position",
-        "scope", "shape", "space", "space_code", "tiling", "whole",
+        "scope", "shape", "slots", "space", "space_code", "tiling", "whole",
     )  # fmt: skip
 
     def __init__(
@@ -63,10 +64,12 @@ class BufferSpec:
         is_operand: bool = False,
         initialised: bool = False,
         scope: object = None,
+        slots: int = 1,
     ) -> None:
         if dtype.kind in "cmMOSU" or dtype.itemsize > 8:
             raise OptionError(f"{name}: a TPU has no arrays of {dtype.name}")
         self.scope = scope
+        self.slots = slots
         self.position = position
         self.name = name
         self.space = MemorySpace.HBM if space is MemorySpace.ANY else space
@@ -79,7 +82,7 @@ class BufferSpec:
         self.bits = element_bits(dtype)
         self.nbytes = _ceil(int(np.prod(shape, dtype=np.int64)) * self.bits, 8)
         self.whole = Region(self, tuple((0, size, 1) for size in shape), tuple(range(len(shape))))
-        self.padded_bytes = self.whole.wire_bytes if self.space is MemorySpace.SMEM else self._padded()
+        self.padded_bytes = slots * (self.whole.wire_bytes if self.space is MemorySpace.SMEM else self._padded())
 
     def _padded(self) -> int:
         rows, columns = _rows_columns(self.shape)

@@ -143,7 +143,9 @@ def _packed(crossings: Ints, binds: Bools) -> Ints:
     depth = mask.cumsum(axis=0, dtype=np.int32)
     place = mask.ravel().nonzero()[0]
     packed = np.zeros((max(1, int(depth[-1].max(initial=0))), width), dtype=np.intp)
-    packed.ravel()[(depth.ravel().take(place).astype(np.intp) - 1) * width + place % width] = crossings.ravel().take(place)
+    packed.ravel()[(depth.ravel().take(place).astype(np.intp) - 1) * width + place % width] = crossings.ravel().take(
+        place
+    )
     return packed
 
 
