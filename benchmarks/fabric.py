@@ -15,7 +15,8 @@ from typing import Any
 
 import simpy
 
-from tpusim.machine.fabric import Fabric, Flow, Path, Resource
+from tpusim.machine.fabric import Fabric
+from tpusim.machine.flows import Flow, Path, Resource
 
 LINK = 86 * 10**9
 HBM = 3_600 * 10**9

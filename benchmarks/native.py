@@ -63,9 +63,7 @@ def main():
             seconds, result = simulated(file.kernel, arrays, options)
             own.append(seconds)
         mine, floor = statistics.median(own), statistics.median(bare)
-        print(
-            f"{name:<24}{result.dmas:>10}{mine * 1e6:>11.2f}{1 / mine:>10.0f}{floor * 1e6:>9.2f}{floor / mine:>9.2f}"
-        )
+        print(f"{name:<24}{result.dmas:>10}{mine * 1e6:>11.2f}{1 / mine:>10.0f}{floor * 1e6:>9.2f}{floor / mine:>9.2f}")
 
 
 if __name__ == "__main__":

@@ -50,9 +50,10 @@ def gather(x_ref, o_ref, own_sem, send_sem, recv_sems):
     for place in range(3):
         axis = AXES[place]
         n = axis_size(axis)
+        outer = [(me["z"], me["y"]), (me["z"],), ()][place]
         right, slot = (me[axis] + 1) % n, me[axis]
         for step in range(n - 1):
-            part = [o_ref.at[me["z"], me["y"], slot], o_ref.at[me["z"], slot], o_ref.at[slot]][place]
+            part = o_ref.at[(*outer, slot)]
             copy = make_async_remote_copy(part, part, send_sem, recv_sems.at[first + step], device_id={axis: right})
             copy.start()
             copy.wait()
@@ -120,7 +121,10 @@ def main():
             slice_ = {64: "v6e:8x8", 256: "v6e:16x16"}[devices]
             arrays = all_to_all.inputs(devices=devices)
             run = {"slice": slice_, "checks": arguments.checks}
-            report(f"direct all-to-all, {slice_}", lambda arrays=arrays, run=run: all_to_all.kernel.simulate(*arrays, **run))
+            report(
+                f"direct all-to-all, {slice_}",
+                lambda arrays=arrays, run=run: all_to_all.kernel.simulate(*arrays, **run),
+            )
 
 
 if __name__ == "__main__":

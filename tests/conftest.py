@@ -1,4 +1,4 @@
-"""Shared by all tests: Hypothesis profiles, and interpret mode one run at a time."""
+"""Shared by all tests: Hypothesis profiles, one BLAS thread, and interpret mode one run at a time."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+
+# The workers of pytest-xdist and all child processes inherit it.  With one BLAS thread a core each, two
+# workers spin for each other's cores: up to 30 times slower on a small computer.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 settings.register_profile("dev", deadline=None, print_blob=True)
 settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True, max_examples=60)
@@ -27,11 +31,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def interpret() -> Iterator[Any]:
-    """``interpret_in_subprocess``, one run at a time over all workers: it wants every core of a small machine.
+def interpret_lock() -> Iterator[None]:
+    """Held by one test at a time over all workers: interpret mode wants every core of a small computer."""
+    with Path(tempfile.gettempdir(), f"tpusim-interpret-{os.getuid()}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
-    JAX's interpret mode now and then hangs there on kernels without a fault (its devices block the threads
-    that their own callbacks need), so a time-out is tried again; a kernel that deadlocks hangs every time.
+
+@pytest.fixture
+def interpret(interpret_lock: None) -> Any:
+    """``interpret_in_subprocess``, one run at a time over all workers.
+
+    JAX's interpret mode now and then hangs on few cores in kernels without a fault (its devices block the
+    threads that their own callbacks need), so a time-out is tried again; a kernel that deadlocks hangs
+    every time.
     """
     from tpusim.pallas import InterpretTimeoutError, interpret_in_subprocess
 
@@ -43,6 +56,4 @@ def interpret() -> Iterator[Any]:
                 last = error
         raise last
 
-    with Path(tempfile.gettempdir(), "tpusim-interpret.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield run
+    return run

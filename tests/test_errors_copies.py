@@ -8,7 +8,6 @@ from simulating import Lines, error_of, run, tiles
 
 from tpusim import (
     VMEM,
-    BlockSpec,
     SemaphoreType,
     axis_index,
     axis_size,
@@ -236,16 +235,6 @@ def test_descriptor(use, says):
 
 
 # -- not-modelled ---------------------------------------------------------------------------------------
-
-
-def test_not_modelled_block_pipelines():
-    blocks = BlockSpec((8, 128), lambda i: (i, 0))
-    error = error_of(NotModelledError, _nothing, tiles(), in_specs=blocks, on_finding="record")
-    assert isinstance(error, NotImplementedError)
-    assert str(error) == (
-        "_nothing: BlockSpec with a block shape (grid pipelines) is not modelled for native kernels yet; "
-        "copy blocks with make_async_copy"
-    )
 
 
 def test_not_modelled_values_without_data():

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpusim.errors import InternalError
-from tpusim.machine.fabric import Fabric, Flow, Path, Resource
+from tpusim.machine.fabric import Fabric
+from tpusim.machine.flows import Flow, Path, Resource
 from tpusim.machine.waterfill import check_delivered, fill_few
 from tpusim.units import PS_PER_S, transfer_ps
 

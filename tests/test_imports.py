@@ -26,6 +26,7 @@ LAYERS = [
     ["judges", "trace"],
     ["options", "result"],
     ["session", "launch"],
+    ["pipeline"],
     ["promotion", "numerics", "ufuncs", "backend"],
     ["traced", "scalars", "shapes", "values", "simulated_shapes", "simulated_numpy", "np"],
     ["descriptors", "declare", "language"],

@@ -1,16 +1,14 @@
-"""What the compiler puts around a kernel's code: the implicit barrier, and copies of whole arrays into VMEM."""
+"""What surrounds a kernel's code: the compiler's implicit barrier, and the place of an error."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from tpusim.errors import FindingError
 from tpusim.findings import Finding, Where
 from tpusim.machine.core import Core
 from tpusim.machine.machine import Machine
-from tpusim.machine.memory import BufferSpec
-from tpusim.machine.semaphores import SemaphoreSpec
 
 IMPLICIT = "implicit"
 """The id of the compiler's own barrier."""
@@ -37,34 +35,16 @@ def entry_barrier(core: Core, suspend: Suspend, site: Any) -> None:
             suspend()
 
 
-def move_windows(
-    core: Core,
-    suspend: Suspend,
-    moves: Sequence[tuple[BufferSpec, BufferSpec]],
-    semaphores: SemaphoreSpec | None,
-    site: Any,
-) -> None:
-    """Copies between HBM and the windows of whole-array VMEM and SMEM arguments, all at once."""
-    if semaphores is None:
-        return
-    started = []
-    for slot, (src, dst) in enumerate(moves):
-        semaphore = core.semaphores[semaphores.position][slot]
-        core.start(core.buffers[src.position], src.whole, core.buffers[dst.position], dst.whole, None, semaphore, site)
-        started.append((semaphore, dst.whole.nbytes))
-    for semaphore, amount in started:
-        if not core.wait(semaphore, amount, site):
-            suspend()
-
-
-def placed(error: FindingError, machine: Machine, core: Core, where: Where | None) -> FindingError:
-    """``error`` with device, time and the user's line, where it does not say them itself."""
+def placed(
+    error: FindingError, machine: Machine, core: Core, where: Where | None, step: tuple[int, ...] = ()
+) -> FindingError:
+    """``error`` with device, time, grid step and the user's line, where it does not say them itself."""
     finding = error.finding
     if finding.where is not None and finding.device is not None:
         return error
     complete = Finding(
         finding.kind,
-        finding.message,
+        f"{finding.message} (grid step {step})" if step and "grid step" not in finding.message else finding.message,
         device=finding.device or machine.coordinates(core.device),
         argument=finding.argument,
         where=finding.where or where,

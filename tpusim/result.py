@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tpusim.findings import Finding, Severity
-from tpusim.machine.fabric import Resource
+from tpusim.machine.flows import Resource
 from tpusim.options import Place
 from tpusim.topology import layout_summary
 from tpusim.units import Duration, format_bytes, json_safe

@@ -1,4 +1,4 @@
-"""What the race judge says: one finding for each pair of lines, with the number of devices it met there."""
+"""What the race judge says: one finding for two lines, in either order, with the number of devices it met on."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class RaceReporter:
         self._machine = machine
         self._counters = counters
         self._by_sites: dict[Any, _Found] = {}
-        self._by_lines: dict[tuple[Kind, Where | None, Where | None], _Found] = {}
+        self._by_lines: dict[tuple[Kind, frozenset[Where | None]], _Found] = {}
 
     # -- races ----------------------------------------------------------------------------------
 
@@ -65,7 +65,7 @@ class RaceReporter:
     @staticmethod
     def _key(conflict: Conflict, later: Later) -> Any:
         source = conflict.access.source
-        return _place(source.site if isinstance(source, Copy) else source), _place(later.site)
+        return frozenset((_place(source.site if isinstance(source, Copy) else source), _place(later.site)))
 
     def race(self, conflict: Conflict, later: Later) -> None:
         """Two accesses that can overlap in time."""
@@ -92,11 +92,10 @@ class RaceReporter:
 
     def _once(self, finding: Finding, device: int) -> _Found:
         """Report a finding unless one of its kind about the same lines is there; the machine may have been first."""
-        lines = finding.kind, finding.where, finding.other
+        lines = _lines(finding)
         found = self._by_lines.get(lines)
         if found is None:
-            same = (f for f in self._machine.findings if (f.kind, f.where, f.other) == lines)
-            known = next(same, None)
+            known = next((f for f in self._machine.findings if _lines(f) == lines), None)
             found = self._by_lines[lines] = _Found(known or finding)
             found.met_on(device)
             if known is None:
@@ -214,6 +213,10 @@ def _outside(target: str, has_left: bool) -> str:
         f"nothing makes sure that {target} has entered the call or run_scoped that owns it; a barrier or a signal "
         "from there has to come first."
     )
+
+
+def _lines(finding: Finding) -> tuple[Kind, frozenset[Where | None]]:
+    return finding.kind, frozenset((finding.where, finding.other))
 
 
 def _place(site: Any) -> Any:

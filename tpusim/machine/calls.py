@@ -20,6 +20,7 @@ from tpusim.units import format_bytes
 if TYPE_CHECKING:
     from tpusim.machine.machine import Machine
 
+
 class Scope:
     """Buffers and semaphores of one ``run_scoped``: their positions in every device's tables."""
 
@@ -176,7 +177,10 @@ class Call:
         rows = [
             (
                 f"{item.name} ({item.slots} buffers)" if item.slots > 1 else item.name,
-                item.space, item.shape, item.dtype, item.padded_bytes,
+                item.space,
+                item.shape,
+                item.dtype,
+                item.padded_bytes,
             )
             for item in self.specs
             if item.space is space and (item.scope is None or (scope is not None and item.scope in scope.chain))

@@ -240,4 +240,3 @@ class Core:
 
 def _not_running() -> None:
     raise RuntimeError("this core runs no program")
-

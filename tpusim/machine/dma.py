@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tpusim.machine.fabric import Flow
+from tpusim.machine.flows import Flow
 
 if TYPE_CHECKING:
     from tpusim.machine.core import Core

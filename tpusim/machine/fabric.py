@@ -11,7 +11,7 @@ What dominates is the number of solves times the cost of one, so most begins and
   appended at a begin, dropped lazily, walked again only when half of its rows are dead.
 
 A flow in closed form is its own SimPy event.  Once it shares, its end moves: only the next end of a component gets
-an entry in the heap, an :class:`_Alarm`, which counts only while the flow still holds it.  No entry of the fabric
+an entry in the heap, an :class:`Alarm`, which counts only while the flow still holds it.  No entry of the fabric
 outlives the flow's end under the flow's own name, so its owner may use it as an event of another kind from then on.
 """
 
@@ -22,122 +22,18 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from tpusim.errors import InternalError
-from tpusim.machine.waterfill import (
-    NEVER,
-    SAME_RATE,
-    SLACK,
-    TINY_PS,
-    Crowd,
-    check_delivered,
-    fill_few,
-)
+from tpusim.machine.clock import Clock
+from tpusim.machine.crowd import Crowd
+from tpusim.machine.flows import Alarm, Flow, Path, Resource
+from tpusim.machine.waterfill import NEVER, SAME_RATE, SLACK, TINY_PS, check_delivered, fill_few
 from tpusim.units import PS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import simpy
 
 _NO_ENTRY = -1
 _by_order = attrgetter("order")
-
-
-class Resource:
-    """One bandwidth: a directed link, a memory, a port.  ``capacity`` in bytes per second."""
-
-    __slots__ = ("busy_bytes", "capacity", "crowd", "flows", "name", "peak_sum", "shown_rate")
-
-    def __init__(self, name: str, capacity: int) -> None:
-        self.name = name
-        self.capacity = capacity
-        self.busy_bytes = 0
-        """Bytes carried so far, counted at the end of each flow, times its weight here."""
-        self.peak_sum = 0
-        """What the flows in flight could ask for together at most, in bytes per second."""
-        self.flows: dict[Flow, None] = {}
-        self.crowd: Crowd | None = None
-        self.shown_rate = 0.0
-
-    @property
-    def is_tight(self) -> bool:
-        """Whether the flows on it could ask for more than it has."""
-        return self.peak_sum > self.capacity
-
-    def __repr__(self) -> str:
-        return f"<Resource {self.name}: {len(self.flows)} flows>"
-
-
-class Path:
-    """The resources a copy crosses; one listed twice weighs 2.  Make it once a (from, to, class) and keep it.
-
-    ``rate_limit`` is the rate of the copy's own engine, ``peak`` the most it can reach alone; both bytes per second.
-    """
-
-    __slots__ = ("loads", "peak", "rate_limit", "resources")
-
-    def __init__(self, resources: tuple[Resource, ...], rate_limit: int) -> None:
-        weights: dict[Resource, int] = {}
-        for resource in resources:
-            weights[resource] = weights.get(resource, 0) + 1
-        self.resources = resources
-        self.rate_limit = rate_limit
-        self.peak = min([rate_limit, *(r.capacity // weight for r, weight in weights.items())])
-        self.loads = tuple((r, weight * self.peak, weight) for r, weight in weights.items())
-        """For each resource once: itself, its share of ``peak_sum``, the weight."""
-
-    def __repr__(self) -> str:
-        return f"<Path {' '.join(r.name for r in self.resources)}>"
-
-
-class Flow:
-    """A copy while its bytes move; base class of the copy, and its own SimPy event.
-
-    ``wire_bytes`` move over ``path``; ``order`` is the SimPy priority of the end within its instant; ``priority`` 1
-    is served before 0.  From ``begin`` to ``transferred``, ``callbacks`` and ``due`` are the fabric's.
-    """
-
-    __slots__ = (
-        "alarm", "callbacks", "crowd", "due", "ends", "is_shared", "order", "path",
-        "priority", "rate", "remaining", "row", "since", "wire_bytes",
-    )  # fmt: skip
-
-    _ok = True
-    due: int
-    """The instant of its own entry in the heap, in ps; negative while it has none."""
-    callbacks: Any
-    since: int
-    is_shared: bool
-    """Whether the state below holds; else it moves at its peak since ``since``."""
-    alarm: _Alarm | None
-    remaining: float
-    rate: float
-    ends: int
-    crowd: Crowd | None
-    """Where the state is instead, in row ``row``."""
-    row: int
-
-    def __init__(self, path: Path, wire_bytes: int, order: int, priority: int = 0) -> None:
-        self.path = path
-        self.wire_bytes = wire_bytes
-        self.order = order
-        self.priority = priority
-
-    def transferred(self) -> None:
-        """Called exactly once, at the instant at which the last byte has moved."""
-        raise NotImplementedError
-
-
-class _Alarm:
-    """The next end of a component, at ``due``: a SimPy event beside the flow."""
-
-    __slots__ = ("callbacks", "due", "flow")
-
-    _ok = True
-
-    def __init__(self, flow: Flow, due: int, callbacks: list[Callable[[_Alarm], None]]) -> None:
-        self.flow = flow
-        self.due = due
-        self.callbacks: list[Callable[[_Alarm], None]] | None = callbacks
 
 
 class _Settlement:
@@ -156,7 +52,7 @@ class Fabric:
     ``crowd_size`` flows are solved in numpy.
     """
 
-    def __init__(self, env: simpy.Environment, solve_order: int, *, crowd_size: int = 48) -> None:
+    def __init__(self, env: Clock, solve_order: int, *, crowd_size: int = 48) -> None:
         self.rate_log: list[tuple[int, Resource, float]] | None = None
         """If a list: receives (time in ps, resource, B/s) where a rate has changed by the end of an instant."""
         self.solves = 0
@@ -167,7 +63,7 @@ class Fabric:
         self._solve_order = solve_order
         self._crowd_size = crowd_size
         self._own_end = [self._end]
-        self._alarm_end: list[Callable[[_Alarm], None]] = [self._ring]
+        self._alarm_end: list[Callable[[Alarm], None]] = [self._ring]
         self._settlement = _Settlement()
         self._settle_callbacks = [self._settle]
         self._is_called = False
@@ -206,7 +102,7 @@ class Fabric:
         self._schedule(flow, flow.order, delay)
 
     def _now(self) -> int:
-        return self._env.now  # type: ignore[return-value]  # SimPy's clock may be a float; this machine's is an int
+        return self._env.now
 
     # Ends.
 
@@ -226,7 +122,7 @@ class Fabric:
             self._log_path(path)
         flow.transferred()
 
-    def _ring(self, alarm: _Alarm) -> None:
+    def _ring(self, alarm: Alarm) -> None:
         """An alarm has come up."""
         flow = alarm.flow
         if flow.alarm is not alarm:
@@ -263,7 +159,7 @@ class Fabric:
                     resource.crowd = None
 
     def _set_alarm(self, flow: Flow, due: int, now: int) -> None:
-        flow.alarm = alarm = _Alarm(flow, due, self._alarm_end)
+        flow.alarm = alarm = Alarm(flow, due, self._alarm_end)
         self._schedule(alarm, flow.order, due - now)
 
     # The end of an instant.

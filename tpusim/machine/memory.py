@@ -266,9 +266,7 @@ def _share_an_index(a: range, b: range) -> bool:
     return any(index in b for index in a)
 
 
-def _extent(
-    shape: tuple[int, ...], box: tuple[tuple[int, int, int], ...], size: int
-) -> tuple[int, int, bool]:
+def _extent(shape: tuple[int, ...], box: tuple[tuple[int, int, int], ...], size: int) -> tuple[int, int, bool]:
     """First element, one past the last, and whether everything between belongs to the box."""
     if size == 0:
         return 0, 0, True

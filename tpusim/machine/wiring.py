@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tpusim import topology
-from tpusim.machine.fabric import Path, Resource
+from tpusim.machine.flows import Path, Resource
 from tpusim.machine.timing import Timing, direction_class
 from tpusim.specs import MemorySpace
 from tpusim.topology import Slice
@@ -20,9 +20,7 @@ class Route:
 
     __slots__ = ("hop_ps", "hops", "kind", "links", "path", "start_ps", "warns")
 
-    def __init__(
-        self, kind: str, path: Path, start_ps: int, hop_ps: int, links: tuple[int, ...], warns: bool
-    ) -> None:
+    def __init__(self, kind: str, path: Path, start_ps: int, hop_ps: int, links: tuple[int, ...], warns: bool) -> None:
         self.kind = kind
         self.path = path
         self.start_ps = start_ps
@@ -68,8 +66,12 @@ class Wiring:
         key = (source, target)
         found = self._hops.get(key)
         if found is None:
-            way = topology.route(self.slice, self.devices[source], self.devices[target])
-            found = self._hops[key] = self._latency(way.links)
+            ends = self.devices[source], self.devices[target]
+            if self._hbm_per_device:
+                found = self._latency(topology.route(self.slice, *ends).links)
+            else:
+                found = topology.hops(self.slice, *ends) * self.timing.hop_ps
+            self._hops[key] = found
         return found
 
     def hbm(self, device: int) -> Resource:

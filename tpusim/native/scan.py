@@ -194,7 +194,10 @@ def scan(fn: Callable[..., None], declared: Declared, sizes: dict[str, int]) -> 
     """
     backend = _Scan(sizes, declared.grid)
     arrays = [*declared.in_shards, *declared.out_shards]
-    refs: list[Any] = [_ScanRef(backend, i, shard.shape, shard.dtype) for i, shard in enumerate(arrays)]
+    refs: list[Any] = []
+    for number, (shard, spec) in enumerate(zip(arrays, (*declared.in_specs, *declared.out_specs), strict=True)):
+        shape = shard.shape if spec.block_shape is None else tuple(size for size in spec.block_shape if size is not None)
+        refs.append(_ScanRef(backend, number, shape, shard.dtype))
     refs += [backend.ref(len(arrays) + i, item) for i, item in enumerate(declared.scratch)]
     try:
         with use(backend):

@@ -18,17 +18,19 @@ from tpusim.declare import Declared, resolve
 from tpusim.errors import FindingError, NotModelledError, OptionError
 from tpusim.findings import Finding, Kind, Where
 from tpusim.judges.deadlock import device_ranges
-from tpusim.launch import entry_barrier, move_windows, placed
+from tpusim.launch import entry_barrier, placed
 from tpusim.machine.core import Core
 from tpusim.machine.machine import where_of
 from tpusim.machine.memory import BufferSpec, fresh_array, holds_sentinel
 from tpusim.machine.semaphores import SemaphoreSpec
+from tpusim.native.blocks import as_index_map
 from tpusim.native.executor import DescriptorUse, Executor
 from tpusim.native.scan import Scanned, scan
 from tpusim.options import RunOptions
+from tpusim.pipeline import Pipeline, Stream, block_dims, control_ps
 from tpusim.result import Result
 from tpusim.session import Session
-from tpusim.specs import MemoryRef, MemorySpace, SemaphoreType, ShapeDtypeStruct
+from tpusim.specs import BlockSpec, MemoryRef, MemorySpace, ShapeDtypeStruct
 from tpusim.units import Duration
 
 if TYPE_CHECKING:
@@ -79,14 +81,14 @@ class Program:
         self.inputs = [_as_input(array, position) for position, array in enumerate(arrays)]
         shapes = [ShapeDtypeStruct(array.shape, array.dtype) for array in self.inputs]
         self.declared: Declared = resolve(kernel, shapes, self.axis_sizes)
-        self._refuse_blocks()
         self.scanned: Scanned = scan(kernel.fn, self.declared, self.axis_sizes)
         self._check_collective_id()
         self.call = self.machine.new_call(kernel.name, kernel.vmem_limit_bytes, _definition(kernel.fn))
         self.names = _argument_names(kernel.fn)
-        self.window_sem: SemaphoreSpec | None = None
-        self.windows_in: list[tuple[BufferSpec, BufferSpec]] = []
-        self.windows_out: list[tuple[BufferSpec, BufferSpec]] = []
+        self.pipeline = Pipeline((kernel.fn.__code__, 0))
+        self.streams: dict[int, Stream] = {}
+        self.operands: list[BufferSpec] = []
+        """In HBM: the inputs, then the outputs, which may be an input's."""
         self.globals: list[np.ndarray[Any, Any] | None] = []
         self.greenlets: list[greenlet.greenlet] = []
         self.executors: list[Executor] = []
@@ -94,14 +96,6 @@ class Program:
         self._build()
 
     # -- building -------------------------------------------------------------------------------
-
-    def _refuse_blocks(self) -> None:
-        for spec in (*self.declared.in_specs, *self.declared.out_specs):
-            if spec.block_shape is not None:
-                raise NotModelledError(
-                    f"{self.kernel.name}: BlockSpec with a block shape (grid pipelines) is not modelled for native "
-                    "kernels yet; copy blocks with make_async_copy"
-                )
 
     def _check_collective_id(self) -> None:
         kernel = self.kernel
@@ -121,24 +115,19 @@ class Program:
         names = self.names + [f"arg{i}" for i in range(len(self.names), count + len(declared.out_shards))]
         outputs: list[BufferSpec] = []
         for position, shard in enumerate(declared.in_shards):
-            space = _memory(declared.in_specs[position].memory_space)
-            self.arguments.append(self._input(names[position], position, shard, space))
+            self.arguments.append(self._input(names[position], position, shard, declared.in_specs[position]))
         for position, shard in enumerate(declared.out_shards):
             name = names[count + position]
-            space = _memory(declared.out_specs[position].memory_space)
-            outputs.append(self._output(name, position, shard, space))
+            outputs.append(self._output(name, position, shard, declared.out_specs[position]))
         self.arguments += outputs
         offset = count + len(outputs)
         for position, item in enumerate(declared.scratch):
             index = offset + position
             name = names[index] if index < len(names) else f"scratch{position}"
             self.arguments.append(call.add_scratch(name, item))
-        if self.windows_in or self.windows_out:
-            windows = max(len(self.windows_in), len(self.windows_out))
-            self.window_sem = call.add_semaphores("window", SemaphoreType.DMA, (windows,))
 
-    def _input(self, name: str, position: int, shard: ShapeDtypeStruct, space: MemorySpace) -> BufferSpec:
-        array = self.inputs[position]
+    def _input(self, name: str, position: int, shard: ShapeDtypeStruct, block: BlockSpec) -> BufferSpec:
+        array, space = self.inputs[position], _memory(block.memory_space)
         aliased = position in self.declared.aliases
         writes = position in self.scanned.written or aliased or not self.scanned.is_complete
         keep = self.machine.data or space is MemorySpace.SMEM
@@ -155,16 +144,21 @@ class Program:
         if keep:
             indices = self._shard_indices(self.declared.shard_in[position], shard)
             shards = [array[index].copy() if writes else array[index] for index in indices]
-        return self._operand(name, shard, space, shards, self.windows_in, initialised=True)
+        in_hbm = MemoryRef(MemorySpace.HBM, shard.shape, shard.dtype)
+        operand = self.call.add_buffer(name, in_hbm, shards, is_operand=True, initialised=True)
+        self.operands.append(operand)
+        return self._argument(operand, block, is_lent=not writes)
 
-    def _output(self, name: str, position: int, shard: ShapeDtypeStruct, space: MemorySpace) -> BufferSpec:
+    def _output(self, name: str, position: int, shard: ShapeDtypeStruct, block: BlockSpec) -> BufferSpec:
         source = next((i for i, o in self.declared.aliases.items() if o == position), None)
         if source is not None:
-            spec = self.arguments[source]
-            assert isinstance(spec, BufferSpec)  # noqa: S101  # arguments up to here are buffers
             self.globals.append(None)
-            self.windows_out += [pair for pair in self.windows_in if pair[1] is spec]
-            return spec
+            self.operands.append(self.operands[source])
+            # Without a grid, an aliased pair has one window as it has one array.
+            return self._argument(
+                self.operands[source], block, is_input=False,
+                shares=None if self.declared.grid else self.streams.get(source),
+            )  # fmt: skip
         shape = self.declared.out_globals[position]
         shards: list[Any] = [None] * len(self.machine.cores)
         if self.machine.data:
@@ -177,26 +171,34 @@ class Program:
                 seen.add(key)
         else:
             self.globals.append(None)
-        return self._operand(name, shard, space, shards, self.windows_out, initialised=False)
-
-    def _operand(
-        self,
-        name: str,
-        shard: ShapeDtypeStruct,
-        space: MemorySpace,
-        shards: list[Any],
-        windows: list[tuple[BufferSpec, BufferSpec]],
-        *,
-        initialised: bool,
-    ) -> BufferSpec:
-        """An argument in HBM; one declared in VMEM or SMEM gets a window there and a copy from or to HBM."""
         in_hbm = MemoryRef(MemorySpace.HBM, shard.shape, shard.dtype)
-        outer = self.call.add_buffer(name, in_hbm, shards, is_operand=True, initialised=initialised)
+        operand = self.call.add_buffer(name, in_hbm, shards, is_operand=True)
+        self.operands.append(operand)
+        return self._argument(operand, block, is_input=False)
+
+    def _argument(
+        self,
+        operand: BufferSpec,
+        block: BlockSpec,
+        *,
+        is_input: bool = True,
+        is_lent: bool = False,
+        shares: Stream | None = None,
+    ) -> BufferSpec:
+        """What the kernel gets for an array in HBM: itself, or a window through which its blocks pass."""
+        index_map = as_index_map(self.kernel.name, operand, block, self.declared.grid)
+        space = _memory(block.memory_space)
         if space is MemorySpace.HBM:
-            return outer
-        inner = self.call.add_buffer(name, MemoryRef(space, shard.shape, shard.dtype), is_operand=True)
-        windows.append((outer, inner))
-        return inner
+            return operand
+        shape = operand.shape if block.block_shape is None else block.block_shape
+        window = MemoryRef(space, tuple(size for size in shape if size is not None), operand.dtype)
+        stream = Stream(
+            self.call, operand, window, block_dims(shape), index_map, is_lent=is_lent, shares=shares
+        )  # fmt: skip
+        if is_input:
+            self.streams[len(self.operands) - 1] = stream
+        (self.pipeline.inputs if is_input else self.pipeline.outputs).append(stream)
+        return stream.spec
 
     def _shard_indices(
         self, dims: tuple[tuple[str, ...], ...], shard: ShapeDtypeStruct
@@ -246,7 +248,11 @@ class Program:
     def _body(self, executor: Executor) -> Callable[[], None]:
         core = executor.core
         refs = [executor.ref_to(item) for item in self.arguments]
-        site = (self.kernel.fn.__code__, 0)
+        grid = self.declared.grid
+
+        def step(index: tuple[int, ...]) -> None:
+            executor.grid_index = index
+            self.kernel.fn(*refs)
 
         def run() -> None:
             try:
@@ -254,16 +260,13 @@ class Program:
                     self.call.enter(core.device)
                     suspend = executor.suspend
                     if self.needs_entry_barrier:
-                        entry_barrier(core, suspend, site)
-                    move_windows(core, suspend, self.windows_in, self.window_sem, site)
-                    for step in product(*(range(size) for size in self.declared.grid)):
-                        executor.grid_index = step
-                        self.kernel.fn(*refs)
-                    move_windows(core, suspend, [(b, a) for a, b in self.windows_out], self.window_sem, site)
+                        entry_barrier(core, suspend, self.pipeline.site)
+                    control = control_ps(self.machine.timing, len(grid))
+                    self.pipeline.run(core, suspend, executor, grid, step, control)
                     self.machine.exit(core)
             except FindingError as error:
                 where = user_line(error.__traceback__) or _definition(self.kernel.fn)
-                raise placed(error, self.machine, core, where) from None
+                raise placed(error, self.machine, core, where, executor.grid_index) from None
 
         return run
 
@@ -316,9 +319,7 @@ class Program:
     def _assemble(self, position: int) -> np.ndarray[Any, Any]:
         """The global array of an output that shares its buffer with an input."""
         shape = self.declared.out_globals[position]
-        source = next(i for i, o in self.declared.aliases.items() if o == position)
-        spec = self.arguments[source]
-        outer = next((a for a, b in self.windows_in if b is spec), spec)
+        outer = self.operands[len(self.inputs) + position]
         whole = np.empty(shape.shape, shape.dtype)
         indices = self._shard_indices(self.declared.shard_out[position], self.declared.out_shards[position])
         for device in reversed(range(len(indices))):

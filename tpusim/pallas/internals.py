@@ -14,13 +14,15 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax._src import core, source_info_util, state
+from jax._src.lax import lax
 from jax._src.pallas import core as pallas_core
 from jax._src.pallas.mosaic import core as mosaic_core
-from jax._src.state import indexing
+from jax._src.state import discharge, indexing
 from jax._src.state import types as state_types
 from jax.experimental import pallas as pl
 
 from tpusim.findings import Where
+from tpusim.pipeline import Dim
 from tpusim.specs import MemorySpace, SemaphoreType, as_dtype
 
 CHECKED = ("0.10.2", "0.12.0.1")
@@ -96,6 +98,25 @@ def scan_parts(eqn: Any) -> ScanParts:
     return ScanParts(len(list(consts)), len(list(carry)))
 
 
+CALLS = {
+    "jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "checkpoint", "remat2",
+    "eval_jaxpr", "remat_opt",
+}  # fmt: skip
+"""Primitives that only call the jaxpr they carry."""
+
+PLACEMENTS = {
+    "sharding_constraint", "reshard", "mesh_cast", "layout_constraint", "with_memory_space_constraint", "device_put",
+    "pbroadcast", "pvary", "pcast", "reduced_vary_cast", "reduced_vary_cast_p",
+}  # fmt: skip
+"""Primitives that only say where an array should be, or how it varies over a mesh."""
+
+
+def called_jaxpr(eqn: Any) -> Any:
+    """The jaxpr that one of `CALLS` carries."""
+    params = eqn.params
+    return params.get("jaxpr") or params.get("call_jaxpr") or params.get("fun_jaxpr")
+
+
 def callable_of(invars: Sequence[Any], outvars: Sequence[Any], eqns: Sequence[Any]) -> Callable[..., Any]:
     """A function that evaluates equations: values of ``invars`` to the values of ``outvars``."""
 
@@ -103,17 +124,23 @@ def callable_of(invars: Sequence[Any], outvars: Sequence[Any], eqns: Sequence[An
         env = dict(zip(invars, values, strict=True))
         for eqn in eqns:
             operands = [v.val if isinstance(v, Literal) else env[v] for v in eqn.invars]
-            bind = eqn.primitive.get_bind_params(eqn.params)
-            results = _bind(eqn.primitive, bind, operands)
-            for var, value in zip(eqn.outvars, results, strict=True):
+            for var, value in zip(eqn.outvars, bind_equation(eqn, operands), strict=True):
                 env[var] = value
-        return [env[var] for var in outvars]
+        return [v.val if isinstance(v, Literal) else env[v] for v in outvars]
 
     return run
 
 
 def bind_equation(eqn: Any, operands: Sequence[Any]) -> list[Any]:
-    """Evaluate one equation on values."""
+    """Evaluate one equation on values; calls in place, because a mesh or device they name is not there."""
+    name = eqn.primitive.name
+    if name in CALLS:
+        jaxpr, consts = open_jaxpr(called_jaxpr(eqn))
+        run = callable_of([*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars, jaxpr.eqns)
+        results: list[Any] = run(*consts, *operands)
+        return results
+    if name in PLACEMENTS:
+        return list(operands)
     return _bind(eqn.primitive, eqn.primitive.get_bind_params(eqn.params), operands)
 
 
@@ -131,6 +158,40 @@ def where_of_equation(eqn: Any) -> Where | None:
     info = eqn.source_info
     frame = source_info_util.user_frame(getattr(info, "traceback", None))
     return Where(frame.file_name, frame.start_line) if frame is not None else None
+
+
+# -- values -----------------------------------------------------------------------------------------
+
+
+def is_array(value: Any) -> bool:
+    """Whether an argument of a program is an array, or the type of one."""
+    return isinstance(value, np.ndarray | np.generic | jax.Array | jax.ShapeDtypeStruct)
+
+
+def type_key(value: Any) -> Any:
+    """The type of an array argument as JAX sees it, hashable."""
+    weak = getattr(value, "weak_type", False)
+    return tuple(value.shape), str(jax.dtypes.canonicalize_dtype(value.dtype, allow_extended_dtype=True)), weak
+
+
+def as_result(value: Any, aval: Any) -> Any:
+    """A value of an outer jaxpr as the JAX array that the program would have returned."""
+    result = value if isinstance(value, jax.Array) else jax.numpy.asarray(value)
+    if getattr(aval, "weak_type", False) and not result.aval.weak_type:
+        return lax._convert_element_type(result, aval.dtype, weak_type=True)
+    return result
+
+
+def is_plain(dtype: Any) -> bool:
+    """Whether NumPy can hold a dtype: not that of a typed PRNG key or a semaphore."""
+    return isinstance(dtype, np.dtype)
+
+
+def without_refs(closed: Any) -> Any:
+    """A jaxpr over refs as one over arrays, which returns the refs' last values behind its results."""
+    if isinstance(closed, core.Jaxpr) and hasattr(core, "ClosedJaxpr"):
+        closed = core.ClosedJaxpr(closed, ())
+    return discharge.discharge_state(closed)
 
 
 # -- refs -------------------------------------------------------------------------------------------
@@ -186,24 +247,27 @@ def semaphore_kind(dtype: Any) -> SemaphoreType | None:
 
 
 class Block(NamedTuple):
-    """One array of a kernel call: its whole type, its block, and the map from grid indices to blocks."""
+    """One array of a kernel call: its shape, how it is cut, and the map from grid indices to blocks.
 
-    array: Any
-    shape: tuple[int | None, ...]
-    ref: RefType
+    ``index_map`` is the map's jaxpr, or ``None`` where the whole array is one block.  ``refused`` says
+    what there is no model for, if anything.
+    """
+
+    shape: tuple[int, ...]
+    dims: tuple[Dim, ...]
     index_map: Any
-    is_whole: bool
-    mode: Any
-    origin: str
+    windows: int
+    refused: str | None
 
 
 class KernelCall(NamedTuple):
-    """What a ``pallas_call`` equation holds."""
+    """What a ``pallas_call`` equation holds; ``grid`` has ``None`` where the bound is an operand."""
 
     name: str
     jaxpr: Any
-    grid: tuple[Any, ...]
-    num_dynamic_grid: int
+    grid: tuple[int | None, ...]
+    vmapped: tuple[int, ...]
+    parallel: tuple[bool, ...]
     num_prefetch: int
     num_inputs: int
     num_outputs: int
@@ -222,11 +286,13 @@ def kernel_call(eqn: Any) -> KernelCall:
     compiler = params["compiler_params"]
     jaxpr, _ = open_jaxpr(params["jaxpr"])
     name = params.get("name") or getattr(jaxpr.debug_info, "func_name", "kernel")
+    semantics = getattr(compiler, "dimension_semantics", None) or ("arbitrary",) * len(mapping.grid)
     return KernelCall(
         name=str(name),
         jaxpr=jaxpr,
-        grid=tuple(mapping.grid),
-        num_dynamic_grid=mapping.num_dynamic_grid_bounds,
+        grid=tuple(None if is_dynamic_grid(dim) else int(dim) for dim in mapping.grid),
+        vmapped=tuple(mapping.vmapped_dims),
+        parallel=tuple(str(getattr(kind, "value", kind)).lower() in ("parallel", "core_parallel") for kind in semantics),
         num_prefetch=mapping.num_index_operands,
         num_inputs=mapping.num_inputs,
         num_outputs=mapping.num_outputs,
@@ -240,20 +306,39 @@ def kernel_call(eqn: Any) -> KernelCall:
 
 
 def _block(mapping: Any) -> Block:
-    sizes = tuple(_block_size(dim) for dim in mapping.block_shape)
-    array = mapping.array_aval
-    shape = tuple(int(dim) for dim in array.shape)
+    shape = tuple(int(dim) for dim in mapping.array_aval.shape)
     index_map, _ = open_jaxpr(mapping.index_map_jaxpr)
+    dims, refused = _dims(mapping.block_shape)
+    mode = mapping.pipeline_mode
+    windows = 2 if mode is None else getattr(mode, "buffer_count", 2)
+    if getattr(mode, "use_lookahead", False):
+        refused = "pl.Buffered(use_lookahead=True) outside emit_pipeline"
+    elif getattr(getattr(mode, "revisit", None), "value", "immediate") not in ("immediate", "default"):
+        refused = "pl.RevisitMode.ANY"
+    elif not isinstance(windows, int):
+        refused = f"pl.Buffered({windows}) outside emit_pipeline"
+    elif mapping.transforms:
+        refused = "a block with transforms"
     constant = all(isinstance(v, Literal) and int(v.val) == 0 for v in index_map.outvars)
-    whole = sizes == shape and constant
-    ref = ref_type(mapping.transformed_block_aval)
-    return Block(array, sizes, ref, index_map, whole, mapping.pipeline_mode, str(mapping.origin))
+    is_whole = constant and all(dim.size == extent and not dim.low for dim, extent in zip(dims, shape, strict=False))
+    is_whole = is_whole and not any(dim.is_squeezed for dim in dims)
+    return Block(shape, dims, None if is_whole else index_map, windows, refused)
 
 
-def _block_size(dim: Any) -> int | None:
-    if isinstance(dim, pl.Squeezed) or dim is None:
-        return None
-    return int(getattr(dim, "block_size", dim))
+def _dims(block_shape: Sequence[Any]) -> tuple[tuple[Dim, ...], str | None]:
+    """The dimensions of a block, and what there is no model for."""
+    dims = []
+    for dim in block_shape:
+        if dim is None or isinstance(dim, pl.Squeezed):
+            dims.append(Dim(1, 1, True))
+        elif isinstance(dim, pl.Element):
+            dims.append(Dim(int(dim.block_size), 1, low=int(dim.padding[0])))
+        elif isinstance(dim, int | pl.Blocked):
+            size = int(getattr(dim, "block_size", dim))
+            dims.append(Dim(size, size))
+        else:
+            return (), f"a block with a {type(dim).__name__} dimension"
+    return tuple(dims), None
 
 
 def is_dynamic_grid(dim: Any) -> bool:

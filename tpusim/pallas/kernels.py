@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from tpusim.errors import FindingError, NotModelledError
-from tpusim.findings import Finding, Kind, Where
-from tpusim.launch import Suspend, entry_barrier, move_windows, placed
+from tpusim.findings import Where
+from tpusim.launch import Suspend, entry_barrier, placed
 from tpusim.machine.core import Core
 from tpusim.machine.machine import Machine
 from tpusim.machine.memory import BufferSpec, fresh_array
@@ -18,7 +18,9 @@ from tpusim.machine.semaphores import SemaphoreSpec
 from tpusim.pallas import control_rules, internals, memory_rules, sync_rules
 from tpusim.pallas.frame import Frame
 from tpusim.pallas.lower import Lowered, Lowering
-from tpusim.specs import MemoryRef, MemorySpace, SemaphoreArray, SemaphoreType
+from tpusim.pallas.pipeline import Operands, lower_maps, memory
+from tpusim.pipeline import control_ps
+from tpusim.specs import MemorySpace, SemaphoreArray
 
 RULES = {**memory_rules.RULES, **sync_rules.RULES, **control_rules.RULES}
 
@@ -32,9 +34,8 @@ class CapturedKernel:
         self.axis_sizes = axis_sizes
         self.data = data
         contents = self.contents
-        if contents.grid or contents.num_prefetch or not all(block.is_whole for block in contents.blocks):
-            raise NotModelledError(Finding(Kind.NOT_MODELLED, "a kernel with a grid or blocks", where=self.where))
         names = argument_names(contents.jaxpr)
+        self.maps = lower_maps(contents, names, axis_sizes, RULES, self.where)
         self.lowered: Lowered = Lowering(contents.jaxpr, contents.name, names, axis_sizes, data, RULES).out
         self.bind = self.lowered.compile()
         self._segments: list[Any] | None = None
@@ -47,10 +48,12 @@ class CapturedKernel:
 
     def where_in_source(self, traceback: TracebackType | None) -> Where | None:
         """The user's line behind the innermost generated line of a traceback."""
+        sources = {lowered.filename: lowered for lowered in (self.lowered, *(m.lowered for m in self.maps if m))}
         found = None
         while traceback is not None:
-            if traceback.tb_frame.f_code.co_filename == self.lowered.filename:
-                found = self.lowered.where_at(traceback.tb_lineno)
+            lowered = sources.get(traceback.tb_frame.f_code.co_filename)
+            if lowered is not None:
+                found = lowered.where_at(traceback.tb_lineno)
             traceback = traceback.tb_next
         return found or self.where
 
@@ -69,111 +72,87 @@ class KernelInstance:
         self.kernel = kernel
         self.machine = machine
         self.log = log
-        contents = kernel.contents
+        contents, lowered, timing = kernel.contents, kernel.lowered, machine.timing
         self.call = call = machine.new_call(contents.name, contents.vmem_limit_bytes, kernel.where)
-        self.windows_in: list[tuple[BufferSpec, BufferSpec]] = []
-        self.windows_out: list[tuple[BufferSpec, BufferSpec]] = []
-        self.operands: list[BufferSpec] = []
-        self.window_sem: SemaphoreSpec | None = None
-        items: list[BufferSpec | SemaphoreSpec] = []
-        aliases = {output: source for source, output in contents.aliases}
-        for position, (name, kind) in enumerate(kernel.lowered.arguments):
-            if position < contents.num_inputs + contents.num_outputs:
-                source = aliases.get(position - contents.num_inputs)
-                items.append(items[source] if source is not None else self._operand(position, name, kind))
-            elif kind.semaphore is not None:
-                items.append(call.add_scratch(name, SemaphoreArray(kind.semaphore, kind.shape)))
-            else:
-                items.append(call.add_scratch(name, _memory(kind)))
+        self.operands = Operands(kernel, call, timing)
+        items: list[BufferSpec | SemaphoreSpec] = list(self.operands.arguments)
+        for name, kind in lowered.arguments[len(items) :]:
+            declared = memory(kind) if kind.semaphore is None else SemaphoreArray(kind.semaphore, kind.shape)
+            items.append(call.add_scratch(name, declared))
         self.scopes = []
-        for number, scope in enumerate(kernel.lowered.scopes):
+        for number, scope in enumerate(lowered.scopes):
             outer = self.scopes[scope.outer] if scope.outer is not None else None
             made = call.scope((number,), outer, scope.names, scope.types)
             self.scopes.append(made)
             items += made.items
-        windows = max(len(self.windows_in), len(self.windows_out))
-        if windows:
-            self.window_sem = call.add_semaphores("window", SemaphoreType.DMA, (windows,))
-        lowered = kernel.lowered
         wants_barrier = lowered.is_remote and not lowered.uses_barrier and not contents.skip_device_barrier
         self.needs_entry_barrier = wants_barrier and len(machine.cores) > 1
         for table in call.buffers:
             for buffer in table:
                 buffer.alive = False
-        costs = machine.timing.costs
-        prices = [machine.timing.cycles(segment.cycles(costs)) for segment in lowered.segments]
+        # Two cores that act as one device share the steps of a parallel dimension: each takes half of the time.
+        cores = timing.chip.core.tensorcores_per_chip.integer // machine.slice.devices_per_chip
+        self.share = cores if any(contents.parallel) else 1
+        prices = [timing.cycles(segment.cycles(timing.costs) / self.share) for segment in lowered.segments]
+        self.control_ps = control_ps(timing, len(contents.grid), self.share)
         positions = [item.position for item in items]
         wholes = [item.whole if isinstance(item, BufferSpec) else None for item in items]
         segments = kernel.segments() if kernel.data else [None] * len(prices)
         self.program = kernel.bind(positions, wholes, segments, lowered.sites, lowered.consts, prices)
 
-    def _operand(self, position: int, name: str, kind: internals.RefType) -> BufferSpec:
-        """An array argument: in HBM, with a window in VMEM or SMEM where the kernel wants it there."""
-        block = self.kernel.contents.blocks[position]
-        is_input = position < self.kernel.contents.num_inputs
-        ref = _memory(kind)
-        absent = [None] * len(self.machine.cores)
-        in_hbm = MemoryRef(MemorySpace.HBM, tuple(int(d) for d in block.array.shape), ref.dtype)
-        outer = self.call.add_buffer(name, in_hbm, absent, is_operand=True, initialised=is_input)
-        self.operands.append(outer)
-        if ref.space in (MemorySpace.HBM, MemorySpace.ANY):
-            return outer
-        inner = self.call.add_buffer(name, ref, is_operand=True)
-        (self.windows_in if is_input else self.windows_out).append((outer, inner))
-        return inner
-
     def run(self, core: Core, suspend: Suspend, values: Sequence[Any]) -> list[Any]:
         """The kernel on one device: operand arrays in, result arrays out (``None`` without data)."""
         kernel, call, machine = self.kernel, self.call, self.machine
-        contents = kernel.contents
-        outputs = self._admit(core.device, values)
+        contents, program = kernel.contents, self.program
+        bounds = iter(values)
+        grid = tuple(int(next(bounds)) if bound is None else bound for bound in contents.grid)
+        outputs = self._admit(core.device, list(bounds))
         frame = Frame(core, call, self.scopes, kernel.axis_sizes, contents.collective_id, suspend, self.log)
+        seen = [axis for axis in range(len(grid)) if axis not in contents.vmapped]
+        frame.grid = tuple(grid[axis] for axis in seen)
+
+        def body(step: tuple[int, ...]) -> None:
+            frame.grid_index = step
+            program(frame)
+
+        def mapped(step: tuple[int, ...]) -> None:
+            frame.grid_index = tuple(step[axis] for axis in seen)
+            program(frame)
+
         try:
             call.enter(core.device)
             if self.needs_entry_barrier:
                 entry_barrier(core, suspend, kernel.where)
-            move_windows(core, suspend, self.windows_in, self.window_sem, kernel.where)
-            self.program(frame)
-            back = [(inner, outer) for outer, inner in self.windows_out]
-            move_windows(core, suspend, back, self.window_sem, kernel.where)
+            run = mapped if contents.vmapped else body
+            self.operands.pipeline.run(core, suspend, frame, grid, run, self.control_ps)
             machine.exit(core)
         except FindingError as error:
-            raise placed(error, machine, core, kernel.where_in_source(error.__traceback__)) from None
+            where = kernel.where_in_source(error.__traceback__)
+            raise placed(error, machine, core, where, frame.grid_index) from None
         return outputs
 
     def _admit(self, device: int, values: Sequence[Any]) -> list[Any]:
         """Give a device's buffers their arrays and life; the arrays of its outputs."""
-        kernel = self.kernel
-        contents = kernel.contents
+        kernel, arrays = self.kernel, self.operands.arrays
+        contents, lowered = kernel.contents, kernel.lowered
         buffers = self.call.buffers[device]
         scoped = {item for scope in self.scopes for item in scope.items}
         for buffer in buffers:
             if buffer.spec not in scoped:
                 buffer.alive = True
         aliased = {source for source, _ in contents.aliases}
-        written = {target for _, target in contents.aliases}
         keep = self.machine.data
-        arrays = iter(self.operands)
-        outputs: dict[int, Any] = {}
-        for position in range(contents.num_inputs):
-            spec = next(arrays)
-            if keep or kernel.lowered.arguments[position][1].space is MemorySpace.SMEM:
-                value = np.asarray(values[position]).reshape(spec.shape)
-                buffers[spec.position].array = (
-                    value.copy() if position in aliased or not value.flags.writeable else value
-                )
-        for source, target in contents.aliases:
-            outputs[target] = buffers[self.operands[source].position].array
-        for number in range(contents.num_outputs):
-            if number in written:
-                continue
-            spec = next(arrays)
-            if keep:
-                outputs[number] = buffers[spec.position].array = fresh_array(spec.shape, spec.dtype)
-        return [outputs.get(number) for number in range(contents.num_outputs)]
-
-
-def _memory(kind: internals.RefType) -> MemoryRef:
-    if kind.space is None or kind.dtype is None:
-        raise NotModelledError("a buffer in a memory space that is not modelled")
-    return MemoryRef(kind.space, kind.shape, kind.dtype)
+        for position, value in enumerate(values):
+            spec = arrays[position]
+            if keep or lowered.arguments[position][1].space is MemorySpace.SMEM:
+                array = np.asarray(value).reshape(spec.shape)
+                in_place = spec is self.operands.arguments[position] and position in lowered.written
+                buffers[spec.position].array = array.copy() if position in aliased or in_place else array
+        outputs: list[Any] = []
+        for position in range(len(values), len(arrays)):
+            spec = arrays[position]
+            buffer = buffers[spec.position]
+            if keep and position not in self.operands.aliases:
+                buffer.array = fresh_array(spec.shape, spec.dtype)
+            outputs.append(buffer.array if keep else None)
+        return outputs

@@ -60,6 +60,12 @@ class Lowered:
 
     source: str
     arguments: list[tuple[str, internals.RefType]]
+    slots: int = 0
+    """Places in the buffer and semaphore tables: the arguments, then what scopes allocate."""
+    written: set[int] = field(default_factory=set)
+    """Slots of buffers that the kernel, here or on another device, may write."""
+    stored_first: set[int] = field(default_factory=set)
+    """Slots of buffers that every run of the kernel overwrites whole before it looks at them."""
     scopes: list[ScopeDecl] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
     sites: list[Where | None] = field(default_factory=list)
@@ -99,12 +105,12 @@ class Value:
     """A value of the kernel in the generated code.
 
     ``code`` is an expression (a name or a literal); ``is_python``: an int or bool of Python, else an
-    array; ``is_view``: an array that still looks into a buffer.
+    array; ``slot``: the buffer that an array still looks into, -1 for none.
     """
 
     code: str
     is_python: bool
-    is_view: bool = False
+    slot: int = -1
 
 
 class Block:
@@ -136,10 +142,9 @@ class Lowering:
         axes: dict[str, int],
         data: bool,
         rules: dict[str, Rule],
-        grid_rank: int = 0,
+        num_integers: int = 0,
     ) -> None:
         self.rules = rules
-        self.grid_rank = grid_rank
         self.name = name
         self.axes = axes
         self.data = data
@@ -153,11 +158,22 @@ class Lowering:
         self.scope: int | None = None
         self.slots = 0
         self.out = Lowered("", [])
+        self.touched: set[int] = set()
+        self.copies: list[tuple[int, int]] = []
         self._constants(jaxpr)
-        for position, (var, argument) in enumerate(zip(jaxpr.invars, argument_names, strict=True)):
+        integers, refs = jaxpr.invars[:num_integers], jaxpr.invars[num_integers:]
+        self.integers = [f"g{number}" for number in range(num_integers)]
+        for var, integer in zip(integers, self.integers, strict=True):
+            self.env[var] = Value(integer, True)
+        for position, (var, argument) in enumerate(zip(refs, argument_names, strict=True)):
             kind = internals.ref_type(var.aval)
             self._argument(var, argument, kind, position)
-        self.results = self.lower_jaxpr(jaxpr)
+        results = self.lower_jaxpr(jaxpr)
+        if results:
+            self.emit(f"return ({', '.join(value.code for value in results)},)")
+        for line, slot in self.copies:
+            if slot not in self.out.written:
+                self.lines[line] = f"{' ' * 4 * self.depth}pass"
         self.out.source = self._assemble()
         self.out.filename = f"<tpusim {name} {next(_FILES)}>"
 
@@ -183,12 +199,13 @@ class Lowering:
         head += [f"    p{i} = P[{i}]; w{i} = W[{i}]" for i in range(self.slots)]
         head += ["    " + line for line in self.setup]
         head += [
-            "    def kernel(rt):",
+            f"    def kernel({', '.join(['rt', *self.integers])}):",
             "        core = rt.core; buf = core.buffers; sem = core.semaphores; suspend = rt.suspend",
             "        all_buf = rt.call.buffers; all_sem = rt.call.semaphores",
         ]
         self.out.first_line = len(head) + 1
         self.out.origins = self.origins
+        self.out.slots = self.slots
         return "\n".join([*head, *body, "    return kernel", ""])
 
     def _constants(self, jaxpr: Any) -> None:
@@ -289,16 +306,21 @@ class Lowering:
                 return False
         return True
 
-    def flush(self, block: Block, position: int | None = None) -> None:
-        """Compute the pending array equations now, and take copies of loads that outlive this point."""
+    def flush(self, block: Block, position: int | None = None, stored: int | None = None) -> None:
+        """Compute the pending array equations now, and take copies of loads that outlive this point.
+
+        ``stored``: the one slot that changes here; without it, others may run and write any.
+        """
         at = block.position if position is None else position
         if block.pending:
             self._emit_segment(block, at)
-        for var, value in block.views.items():
-            value.is_view = False
-            if block.last_use.get(var, -1) >= at:
-                self.emit(f"{value.code} = {value.code}.copy()")
-        block.views.clear()
+        for var, value in list(block.views.items()):
+            if stored is None or value.slot == stored:
+                if block.last_use.get(var, -1) >= at:
+                    self.copies.append((len(self.lines), value.slot))
+                    self.emit(f"{value.code} = {value.code}.copy()")
+                value.slot = -1
+                del block.views[var]
 
     def _emit_segment(self, block: Block, at: int) -> None:
         eqns, block.pending = block.pending, []
@@ -338,12 +360,18 @@ class Lowering:
         except TransformError as error:
             raise not_modelled(f"{error} in {eqn.primitive.name}", eqn) from None
 
-    def region(self, block: Block, ref: Any, eqn: Any) -> tuple[RefSymbol, str]:
-        """A ref operand: its buffer, and an expression for the region it names."""
+    def region(self, block: Block, ref: Any, eqn: Any, *, reads: bool = False) -> tuple[RefSymbol, str]:
+        """A ref operand: its buffer, and an expression for the region it names; ``reads``: it is not written."""
         symbol, keys = self.resolve(block, ref, eqn)
         if not isinstance(symbol, RefSymbol):
             raise not_modelled(f"{eqn.primitive.name} on semaphores", eqn)
         whole = f"w{symbol.slot}"
+        if not reads:
+            self.out.written.add(symbol.slot)
+        if symbol.slot not in self.touched:
+            self.touched.add(symbol.slot)
+            if eqn.primitive.name == "swap" and not keys and self.depth == 2 and not self._is_used(block, eqn):
+                self.out.stored_first.add(symbol.slot)
         if not keys:
             return symbol, whole
         dynamic = dynamic_names(keys)
@@ -354,6 +382,9 @@ class Lowering:
         self.emit(f"{name} = {cache}.get({look_up})")
         self.emit(f"if {name} is None: {name} = {cache}[{look_up}] = {region}")
         return symbol, name
+
+    def _is_used(self, block: Block, eqn: Any) -> bool:
+        return any(var in block.last_use for var in eqn.outvars)
 
     def semaphore(self, block: Block, ref: Any, eqn: Any, device: str | None = None) -> str:
         """An expression for one semaphore of this device, or of the device ``device``."""

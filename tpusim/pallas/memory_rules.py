@@ -55,7 +55,7 @@ def _load(lowering: Lowering, block: Block, eqn: Any, symbol: RefSymbol, region:
         return
     name = lowering.fresh("x")
     lowering.emit(f"{name} = rt.load({buffer}, {region}, {site})")
-    value = lowering.env[var] = Value(name, False, is_view=lowering.data)
+    value = lowering.env[var] = Value(name, False, symbol.slot if lowering.data else -1)
     if lowering.data:
         block.views[var] = value
 
@@ -63,7 +63,7 @@ def _load(lowering: Lowering, block: Block, eqn: Any, symbol: RefSymbol, region:
 def _get(lowering: Lowering, block: Block, eqn: Any) -> None:
     ref, _ = _operand(lowering, eqn)
     var = eqn.outvars[0]
-    symbol, region = lowering.region(block, ref, eqn)
+    symbol, region = lowering.region(block, ref, eqn, reads=True)
     _require_vector_memory(symbol, "load", tuple(var.aval.shape), eqn)
     _load(lowering, block, eqn, symbol, region, var)
 
@@ -75,7 +75,7 @@ def _swap(lowering: Lowering, block: Block, eqn: Any) -> None:
     _require_vector_memory(symbol, "store", tuple(out.aval.shape), eqn)
     if out in block.last_use:
         _load(lowering, block, eqn, symbol, region, out)
-    lowering.flush(block)
+    lowering.flush(block, stored=symbol.slot)
     lowering.emit(f"core.store(buf[p{symbol.slot}], {region}, {lowering.site(eqn)})")
     if lowering.data or symbol.space is MemorySpace.SMEM:
         lowering.emit(f"buf[p{symbol.slot}].array[{region}.index] = {value.code}")
@@ -94,7 +94,7 @@ def _masked_swap(lowering: Lowering, block: Block, eqn: Any) -> None:
     _require_vector_memory(symbol, "store", tuple(out.aval.shape), eqn)
     if out in block.last_use:
         _load(lowering, block, eqn, symbol, region, out)
-    lowering.flush(block)
+    lowering.flush(block, stored=symbol.slot)
     lowering.emit(f"core.store(buf[p{symbol.slot}], {region}, {lowering.site(eqn)})")
     if lowering.data:
         lowering.emit(f"buf[p{symbol.slot}].array[{region}.index] = {value.code}")

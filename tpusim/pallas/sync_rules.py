@@ -25,7 +25,7 @@ def _dma_start(lowering: Lowering, block: Block, eqn: Any) -> None:
     src, dst, dst_sem, src_sem, device_id = _dma_operands(lowering, eqn)
     lowering.flush(block)
     _require_dma(lowering, block, dst_sem, eqn)
-    source, source_region = lowering.region(block, src, eqn)
+    source, source_region = lowering.region(block, src, eqn, reads=True)
     target, target_region = lowering.region(block, dst, eqn)
     if device_id is None:
         device = None
@@ -56,7 +56,7 @@ def _dma_wait(lowering: Lowering, block: Block, eqn: Any) -> None:
     _, dst, semaphore, _, _ = _dma_operands(lowering, eqn)
     lowering.flush(block)
     _require_dma(lowering, block, semaphore, eqn)
-    _, region = lowering.region(block, dst, eqn)
+    _, region = lowering.region(block, dst, eqn, reads=True)
     which = lowering.semaphore(block, semaphore, eqn)
     lowering.emit(f"if not core.wait({which}, {region}.nbytes, {lowering.site(eqn)}): suspend()")
 

@@ -30,7 +30,7 @@ from tpusim.units import PS_PER_S, json_safe
 if TYPE_CHECKING:
     from tpusim.machine.core import Core
     from tpusim.machine.dma import Copy
-    from tpusim.machine.fabric import Resource
+    from tpusim.machine.flows import Resource
     from tpusim.result import Result
 
 _CORE_TRACK = 1

@@ -1,0 +1,108 @@
+"""What the fabric carries and what it crosses: resources, cached paths over them, and flows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tpusim.machine.crowd import Crowd
+
+
+class Resource:
+    """One bandwidth: a directed link, a memory, a port.  ``capacity`` in bytes per second."""
+
+    __slots__ = ("busy_bytes", "capacity", "crowd", "flows", "name", "peak_sum", "shown_rate")
+
+    def __init__(self, name: str, capacity: int) -> None:
+        self.name = name
+        self.capacity = capacity
+        self.busy_bytes = 0
+        """Bytes carried so far, counted at the end of each flow, times its weight here."""
+        self.peak_sum = 0
+        """What the flows in flight could ask for together at most, in bytes per second."""
+        self.flows: dict[Flow, None] = {}
+        self.crowd: Crowd | None = None
+        self.shown_rate = 0.0
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether the flows on it could ask for more than it has."""
+        return self.peak_sum > self.capacity
+
+    def __repr__(self) -> str:
+        return f"<Resource {self.name}: {len(self.flows)} flows>"
+
+
+class Path:
+    """The resources a copy crosses; one listed twice weighs 2.  Make it once a (from, to, class) and keep it.
+
+    ``rate_limit`` is the rate of the copy's own engine, ``peak`` the most it can reach alone; both bytes per second.
+    """
+
+    __slots__ = ("loads", "peak", "rate_limit", "resources")
+
+    def __init__(self, resources: tuple[Resource, ...], rate_limit: int) -> None:
+        weights: dict[Resource, int] = {}
+        for resource in resources:
+            weights[resource] = weights.get(resource, 0) + 1
+        self.resources = resources
+        self.rate_limit = rate_limit
+        self.peak = min([rate_limit, *(r.capacity // weight for r, weight in weights.items())])
+        self.loads = tuple((r, weight * self.peak, weight) for r, weight in weights.items())
+        """For each resource once: itself, its share of ``peak_sum``, the weight."""
+
+    def __repr__(self) -> str:
+        return f"<Path {' '.join(r.name for r in self.resources)}>"
+
+
+class Flow:
+    """A copy while its bytes move; base class of the copy, and its own SimPy event.
+
+    ``wire_bytes`` move over ``path``; ``order`` is the SimPy priority of the end within its instant; ``priority`` 1
+    is served before 0.  From ``begin`` to ``transferred``, ``callbacks`` and ``due`` are the fabric's.
+    """
+
+    __slots__ = (
+        "alarm", "callbacks", "crowd", "due", "ends", "is_shared", "order", "path",
+        "priority", "rate", "remaining", "row", "since", "wire_bytes",
+    )  # fmt: skip
+
+    _ok = True
+    due: int
+    """The instant of its own entry in the heap, in ps; negative while it has none."""
+    callbacks: Any
+    since: int
+    is_shared: bool
+    """Whether the state below holds; else it moves at its peak since ``since``."""
+    alarm: Alarm | None
+    remaining: float
+    rate: float
+    ends: int
+    crowd: Crowd | None
+    """Where the state is instead, in row ``row``."""
+    row: int
+
+    def __init__(self, path: Path, wire_bytes: int, order: int, priority: int = 0) -> None:
+        self.path = path
+        self.wire_bytes = wire_bytes
+        self.order = order
+        self.priority = priority
+
+    def transferred(self) -> None:
+        """Called exactly once, at the instant at which the last byte has moved."""
+        raise NotImplementedError
+
+
+class Alarm:
+    """The next end of a component, at ``due``: a SimPy event beside the flow."""
+
+    __slots__ = ("callbacks", "due", "flow")
+
+    _ok = True
+
+    def __init__(self, flow: Flow, due: int, callbacks: list[Callable[[Alarm], None]]) -> None:
+        self.flow = flow
+        self.due = due
+        self.callbacks: list[Callable[[Alarm], None]] | None = callbacks
