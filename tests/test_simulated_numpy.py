@@ -243,7 +243,7 @@ def test_dtype_of_every_pair_of_operands(name):
 @given(data=st.data())
 @examples(EXAMPLES)
 def test_unary_function(name, data):
-    value = data.draw(operand((*WIDE, *NARROW), python=True))
+    value = data.draw(operand((*WIDE, *NARROW), python=name != "log2"))  # JAX 0.10 forgets that log2(2) is weak
     check(lambda np_, x: getattr(np_, name)(x), value)
 
 

@@ -49,8 +49,8 @@ class Ufunc:
 
     ``function`` works on NumPy arrays of one dtype.  ``accepts`` lists the kinds of promoted dtype it
     exists for (``b``, ``i``, ``u``, ``f``); for kinds in ``keeps`` it returns its operand.  ``weak`` says
-    what makes the result weak: the ``promoted`` dtype, that of the ``first`` operand, ``never``, or the
-    rule of ``power``.
+    what makes the result weak: the ``promoted`` dtype, that of the ``first`` operand, or the rule of
+    ``power``.
     ``integers``, where given, is its meaning on Python integers, a shortcut for tracked scalars; where its
     result does not fit int32, ``function`` decides.
     """
@@ -84,7 +84,7 @@ class Ufunc:
             return kinds[0][1]
         if self.weak == "power" and kind_letter(kinds[0][0]) == "f" and kind_letter(kinds[1][0]) in "iu":
             return kinds[0][1] and kinds[1][1]
-        if self.weak == "never" or (self.weak == "power" and kind_letter(dtype) != "f"):
+        if self.weak == "power" and kind_letter(dtype) != "f":
             return False
         return weak and dtype is not BOOL
 
@@ -161,7 +161,7 @@ def _table() -> dict[str, Ufunc]:
     row("isfinite", "is_finite", 1, predicate, np.isfinite)
     for name in ("exp", "exp2", "expm1", "log", "log1p", "sqrt", "sin", "cos", "tan", "tanh"):
         row(name, name, 1, inexact_, getattr(np, name))
-    row("log2", "log", 1, inexact_, np.log2, weak="never")
+    row("log2", "log", 1, inexact_, np.log2)
 
     table = {ufunc.name: ufunc for ufunc in rows}
     for alias, name in _ALIASES.items():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from tpusim.findings import Finding, Kind
@@ -17,19 +18,25 @@ if TYPE_CHECKING:
     from tpusim.trace.log import EventLog
 
 
-def find_deadlock(machine: Machine, log: EventLog) -> Finding | None:
-    """The deadlock of a machine in which nothing moves, or ``None`` where every core is done."""
-    stuck = [core for core in machine.cores if core.call is not None and not core.done]
+def find_deadlock(
+    machine: Machine, log: EventLog, elsewhere: Mapping[Core, str] = MappingProxyType({})
+) -> Finding | None:
+    """The deadlock of a machine in which nothing moves, or ``None`` where every core is done.
+
+    ``elsewhere``: what cores wait for that is not a semaphore.
+    """
+    stuck = [core for core in machine.cores if core in elsewhere or (core.call is not None and not core.done)]
     if not stuck:
         return None
-    started = [core for core in machine.cores if core.call is not None]
+    started = [core for core in machine.cores if core in elsewhere or core.call is not None or core.done]
     lines = [
         f"{len(stuck)} of {len(started)} devices can never proceed "
         f"(t = {Duration(machine.env.now)}, default schedule)."
     ]
     givers = _Givers(log)
-    for group in _groups(stuck):
-        lines += _describe(machine, group, givers)
+    for group in _groups(stuck, elsewhere):
+        text = elsewhere.get(group[0])
+        lines += _describe(machine, group, givers) if text is None else [_waits(machine, group) + f" {text}"]
     cycle = _cycle(stuck, givers)
     if cycle:
         text = " -> ".join(str(machine.coordinates(device)) for device in [*cycle, cycle[0]])
@@ -65,25 +72,31 @@ class _Givers:
         self.by_name[str(semaphore)].append((device, semaphore, site))
 
 
-def _groups(stuck: Sequence[Core]) -> list[list[Core]]:
+def _waits(machine: Machine, group: Sequence[Core]) -> str:
+    """``  device (3,) waits``."""
+    return f"  {device_ranges(machine, [core.device for core in group])} {'waits' if len(group) == 1 else 'each wait'}"
+
+
+def _groups(stuck: Sequence[Core], elsewhere: Mapping[Core, str]) -> list[list[Core]]:
     """Cores that wait at one place for the same amount on the same semaphore name and value."""
     groups: dict[object, list[Core]] = {}
     for core in stuck:
         blocked = core.blocked
-        key = (blocked.site, str(blocked.semaphore), blocked.amount, blocked.semaphore.value) if blocked else None
+        key: object = elsewhere.get(core)
+        if blocked:
+            key = (blocked.site, str(blocked.semaphore), blocked.amount, blocked.semaphore.value)
         groups.setdefault(key, []).append(core)
     return list(groups.values())
 
 
 def _describe(machine: Machine, group: list[Core], givers: _Givers) -> list[str]:
     blocked = group[0].blocked
-    who = device_ranges(machine, [core.device for core in group])
-    verb = "waits" if len(group) == 1 else "each wait"
+    who = _waits(machine, group)
     if blocked is None:
-        return [f"  {who} {verb} for nothing that is known"]
+        return [f"{who} for nothing that is known"]
     semaphore = blocked.semaphore
     amount = f"{blocked.amount}{semaphore.unit or (' unit' if blocked.amount == 1 else ' units')}"
-    line = f"  {who} {verb} for {amount} on {semaphore} (value {semaphore.value}{semaphore.unit})"
+    line = f"{who} for {amount} on {semaphore} (value {semaphore.value}{semaphore.unit})"
     lines = [f"{line:<70} {where_of(blocked.site)}"]
     lines.append(f"    {_reason(machine, group, givers)}")
     return lines

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from tpusim.errors import NotModelledError
+from tpusim.errors import InternalError
+from tpusim.judges.deadlock import device_ranges
 from tpusim.launch import Suspend
 from tpusim.machine.core import Core
 from tpusim.machine.machine import Machine
+from tpusim.pallas import internals
 
 REDUCTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "psum": np.add,
@@ -19,8 +21,17 @@ REDUCTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "pmin": np.minimum,
 }
 COLLECTIVES = {
-    *REDUCTIONS, "all_gather", "all_gather_invariant", "reduce_scatter", "all_to_all", "ppermute", "pbroadcast",
-    "pvary", "pcast",
+    *REDUCTIONS, "all_gather", "all_gather_invariant", "all_gather_reduced", "reduce_scatter", "all_to_all", "ppermute",
+    "ragged_all_to_all", "psend", "precv", "pbroadcast_dynamic", "unreduced_psum", "unreduced_pmax", "unreduced_pmin",
+    "unreduced_reduce_scatter", "preduced", "vary_unreduced_cast", "vary_unreduced_cast_p",
+    *(f"{name}_{part}" for part in ("start", "done") for name in (
+        "all_gather", "all_gather_reduced", "psum", "psum_invariant", "unreduced_psum", "reduce_scatter",
+        "unreduced_reduce_scatter", "all_to_all", "pbroadcast", "ppermute",
+    )),
+}  # fmt: skip
+"""Primitives over mesh axes; those that `Rendezvous` does not know raise ``NotModelledError``."""
+MODELLED = {
+    *REDUCTIONS, "all_gather", "all_gather_invariant", "all_gather_reduced", "reduce_scatter", "all_to_all", "ppermute",
 }  # fmt: skip
 
 
@@ -34,16 +45,19 @@ class Rendezvous:
         params = eqn.params
         axes = params.get("axes", params.get("axis_name", ()))
         self.axes = (axes,) if isinstance(axes, str) else tuple(axes)
+        name = eqn.primitive.name
+        if name not in MODELLED:
+            raise internals.not_modelled(f"the XLA collective {name}", eqn)
         if params.get("axis_index_groups") is not None:
-            raise NotModelledError(f"{eqn.primitive.name} with axis_index_groups")
+            raise internals.not_modelled(f"{name} with axis_index_groups", eqn)
+        if not all(axis in axis_sizes for axis in self.axes):
+            raise internals.not_modelled(f"{name} over {self.axes}, which are not all axes of the mesh", eqn)
         self.arrived: dict[Any, dict[int, Sequence[Any]]] = {}
         self.waiting: dict[Any, list[tuple[Core, Any]]] = {}
         self.results: dict[int, list[Any]] = {}
 
     def join(self, core: Core, suspend: Suspend, operands: Sequence[Any]) -> list[Any]:
         """Bring this device's operands, wait for its group, and get its results."""
-        if self.eqn.primitive.name in ("pbroadcast", "pvary", "pcast"):
-            return list(operands)
         names = list(self.axis_sizes)
         coords = self.machine.coordinates(core.device)
         group = tuple(c for name, c in zip(names, coords, strict=True) if name not in self.axes)
@@ -62,6 +76,29 @@ class Rendezvous:
         else:
             self._complete(group, core)
         return self.results[core.device]
+
+    def stuck(self) -> Iterator[tuple[Core, str]]:
+        """The cores that still wait for their group, and what for."""
+        names = ", ".join(map(str, self.axes))
+        where = internals.where_of_equation(self.eqn)
+        for group, waiting in self.waiting.items():
+            here = {core.device for core, _ in waiting}
+            missing = [device for device in self._devices_of(group) if device not in here]
+            text = (
+                f"in {self.eqn.primitive.name} over {names} at {where}, which {device_ranges(self.machine, missing)} "
+                f"never reach{'es' if len(missing) == 1 else ''}"
+            )
+            for core, _ in waiting:
+                yield core, text
+
+    def _devices_of(self, group: Any) -> list[int]:
+        names = list(self.axis_sizes)
+        found = []
+        for device in range(len(self.machine.cores)):
+            coords = self.machine.coordinates(device)
+            if tuple(c for name, c in zip(names, coords, strict=True) if name not in self.axes) == group:
+                found.append(device)
+        return found
 
     def _complete(self, group: Any, last: Core) -> None:
         here = self.arrived[group]
@@ -90,7 +127,7 @@ class Rendezvous:
         arrays = [np.asarray(value) for value in values]
         if name in REDUCTIONS:
             return [_reduce(REDUCTIONS[name], arrays)] * len(arrays)
-        if name in ("all_gather", "all_gather_invariant"):
+        if name in ("all_gather", "all_gather_invariant", "all_gather_reduced"):
             axis = params["all_gather_dimension"]
             whole = np.concatenate(arrays, axis) if params["tiled"] else np.stack(arrays, axis)
             return [whole] * len(arrays)
@@ -105,7 +142,7 @@ class Rendezvous:
             return moved
         if name == "all_to_all":
             return _all_to_all(arrays, params)
-        raise NotModelledError(f"the XLA collective {name}")
+        raise InternalError(f"the XLA collective {name} has no rule")
 
 
 def _reduce(operation: Callable[[Any, Any], Any], arrays: list[Any]) -> Any:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax._src import core, source_info_util, state
+from jax._src import config, core, source_info_util, state
 from jax._src.lax import lax
 from jax._src.pallas import core as pallas_core
 from jax._src.pallas.mosaic import core as mosaic_core
@@ -21,7 +21,8 @@ from jax._src.state import discharge, indexing
 from jax._src.state import types as state_types
 from jax.experimental import pallas as pl
 
-from tpusim.findings import Where
+from tpusim.errors import NotModelledError
+from tpusim.findings import Finding, Kind, Where
 from tpusim.pipeline import Dim
 from tpusim.specs import MemorySpace, SemaphoreType, as_dtype
 
@@ -153,6 +154,11 @@ def _bind(primitive: Any, bind: Any, operands: Sequence[Any]) -> list[Any]:
     return list(results) if primitive.multiple_results else [results]
 
 
+def not_modelled(what: str, eqn: Any) -> NotModelledError:
+    """tpusim has no model for an equation."""
+    return NotModelledError(Finding(Kind.NOT_MODELLED, what, where=where_of_equation(eqn)))
+
+
 def where_of_equation(eqn: Any) -> Where | None:
     """The user's line of an equation."""
     info = eqn.source_info
@@ -172,6 +178,11 @@ def type_key(value: Any) -> Any:
     """The type of an array argument as JAX sees it, hashable."""
     weak = getattr(value, "weak_type", False)
     return tuple(value.shape), str(jax.dtypes.canonicalize_dtype(value.dtype, allow_extended_dtype=True)), weak
+
+
+def trace_context() -> Any:
+    """What of JAX's configuration a trace depends on, hashable."""
+    return config.trace_context()
 
 
 def as_result(value: Any, aval: Any) -> Any:

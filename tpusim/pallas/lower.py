@@ -121,6 +121,8 @@ class Block:
         self.position = 0
         self.pending: list[Any] = []
         self.views: dict[Any, Value] = {}
+        self.regions: dict[tuple[int, str], str] = {}
+        """Names of regions looked up before in this block, by buffer and index; its names never change meaning."""
         self.last_use: dict[Any, int] = {}
         for position, eqn in enumerate(jaxpr.eqns):
             for var in eqn.invars:
@@ -374,6 +376,9 @@ class Lowering:
                 self.out.stored_first.add(symbol.slot)
         if not keys:
             return symbol, whole
+        known = block.regions.get((symbol.slot, text := str(keys)))
+        if known is not None:
+            return symbol, known
         dynamic = dynamic_names(keys)
         region = whole + "".join(f".sub({key_code(key)})" for key in keys)
         cache, name = self.fresh("c"), self.fresh("r")
@@ -381,6 +386,7 @@ class Lowering:
         look_up = dynamic[0] if len(dynamic) == 1 else f"({', '.join(dynamic)})" if dynamic else "0"
         self.emit(f"{name} = {cache}.get({look_up})")
         self.emit(f"if {name} is None: {name} = {cache}[{look_up}] = {region}")
+        block.regions[symbol.slot, text] = name
         return symbol, name
 
     def _is_used(self, block: Block, eqn: Any) -> bool:

@@ -99,6 +99,8 @@ def _convert(operands: list[str], eqn: Any) -> str:
 
 def _select(operands: list[str], eqn: Any) -> str:
     which, *cases = operands
+    if _is_literal(which):
+        return cases[int(which == "True") if which in ("True", "False") else int(which)]
     if len(cases) == 2:
         return f"({cases[1]} if {which} else {cases[0]})"
     return f"({', '.join(cases)})[{which}]"
@@ -155,12 +157,24 @@ TABLE: dict[str, Rule] = {
 }
 
 
+def _is_literal(code: str) -> bool:
+    return code in ("True", "False") or code.lstrip("-").isdigit()
+
+
+def _fold(expression: str, dtype: Any) -> int | bool:
+    """The value of an expression of literals, wrapped as its type wraps."""
+    value = eval(expression, dict(RUNTIME))  # an expression of our own table
+    return bool(value) if dtype == np.bool_ else wrap(int(value), dtype.itemsize * 8, dtype.kind == "i")
+
+
 def lower(lowering: Lowering, eqn: Any) -> None:
     """Emit one equation all of whose operands are Python numbers."""
     name = eqn.primitive.name
     operands = [lowering.read(var).code for var in eqn.invars]
     expression = TABLE[name](operands, eqn)
     var = eqn.outvars[0]
+    if all(_is_literal(operand) for operand in operands):
+        expression = repr(_fold(expression, var.aval.dtype))
     lowering.bind_python(var, expression)
     dtype = var.aval.dtype
     if name in WRAPS and dtype.kind in "iu":

@@ -1,0 +1,206 @@
+"""The uses of JAX internals that running kernels in place needs; all others stand in ``internals``.
+
+Checked with jax 0.10.2 (Python 3.11) and 0.12.0.1 (Python 3.13), which agree in everything but the place
+of ``tpu_info``.
+
+Pallas looks its TPU interpreter up as an attribute of a module whenever a kernel is compiled for the CPU
+with ``InterpretParams``; here that attribute becomes ours, and the setting that forces interpret mode holds
+parameters that equal no others.  The setting is part of every key of JAX's caches, so a function compiled
+before is compiled anew, and what is compiled here is found by nobody afterwards.  A kernel becomes one
+primitive with one callback, which gets the buffers themselves: ``io_callback`` would put each operand on a
+device first, from a thread that the device may be waiting for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax._src import callback, config, core
+from jax._src.interpreters import mlir, pxla
+from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreter
+from jax.experimental.pallas import tpu as pltpu
+
+from tpusim.findings import Where
+
+try:
+    from jax._src import tpu_info  # 0.12
+except ImportError:
+    from jax._src.pallas.mosaic import tpu_info  # 0.10
+
+RuntimeFailure = jax.errors.JaxRuntimeError
+
+_KINDS = {"v4": "TPU v4", "v5e": "TPU v5e", "v5p": "TPU v5p", "v6e": "TPU v6e", "v7x": "TPU7x"}
+_KINDS |= {"8i": "TPU8i", "8t": "TPU8t"}
+"""What JAX calls the chips."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _InPlace(pltpu.InterpretParams):  # type: ignore[misc]
+    """Parameters of interpret mode that equal no others."""
+
+    token: object = field(default_factory=object)
+
+
+class KernelEquation(NamedTuple):
+    """A kernel call as its lowering sees it; stands for its equation, which knows no more."""
+
+    params: dict[str, Any]
+    where: Where | None
+    source_info: None = None
+
+
+Entry = Callable[..., tuple[Any, ...]]
+"""A device enters a kernel: its place in the mesh, row-major, and its operands; gives its results."""
+
+Intercept = Callable[[KernelEquation, dict[str, int]], Entry]
+"""Called once for each kernel that is compiled, with the mesh it is in."""
+
+
+@contextmanager
+def kernels_in_place(intercept: Intercept, chip: str, cores_per_device: int) -> Iterator[object]:
+    """Within it, each TPU kernel that runs on the CPU enters what ``intercept`` gives for it.
+
+    Code that asks JAX for the kind of TPU is told ``chip``.  Gives the parameters that kernels see.
+    """
+    mode = config.pallas_tpu_interpret_mode_context_manager
+    mine = _InPlace()
+    is_foreign = False
+
+    def interpret(*operands: Any, interpret_params: Any, **params: Any) -> list[Any]:
+        nonlocal is_foreign
+        is_foreign = is_foreign or interpret_params is not mine
+        return _enter(intercept, operands, params)
+
+    # A program that forces interpret mode itself may find kernels that it compiled before, under equal parameters.
+    jax.clear_caches()
+    with ExitStack() as stack:
+        stack.callback(lambda: jax.clear_caches() if is_foreign else None)
+        stack.enter_context(_replaced(interpreter, "interpret_pallas_call", interpret))
+        if chip in _KINDS:
+            stack.enter_context(_replaced(tpu_info, "get_device_kind", lambda: _KINDS[chip]))
+            stack.enter_context(_replaced(tpu_info, "get_num_device_cores", lambda: cores_per_device))
+        everywhere = mode.get_global()
+        stack.callback(mode.set_global, everywhere)
+        mode.set_global(mine)  # for other threads of the program
+        stack.enter_context(pltpu.force_tpu_interpret_mode(mine))
+        yield mine
+
+
+@contextmanager
+def executions_end_with(check: Callable[[], None]) -> Iterator[None]:
+    """Within it, a call of a compiled program that holds kernels waits for its end and then calls ``check``.
+
+    Without it an error would show wherever the program next looks at a result.
+    """
+    execute = pxla.ExecuteReplicated.__call__
+
+    def call(self: Any, *operands: Any) -> Any:
+        if not self.ordered_effects:
+            return execute(self, *operands)
+        try:
+            results = execute(self, *operands)
+            jax.block_until_ready([value for value in results if isinstance(value, jax.Array)])
+            jax.effects_barrier()
+        except RuntimeFailure:
+            check()
+            raise
+        check()
+        return results
+
+    with _replaced(pxla.ExecuteReplicated, "__call__", call):
+        yield
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+# -- the kernel as one callback ------------------------------------------------------------------------
+
+
+def _enter(intercept: Intercept, operands: Sequence[Any], params: dict[str, Any]) -> list[Any]:
+    """What the compiled program has in place of a kernel."""
+    sizes = {str(axis): int(size) for axis, size in core.get_axis_env().axis_sizes.items()}
+    index: Any = jax.numpy.int32(0)
+    for axis, size in core.get_axis_env().axis_sizes.items():
+        index = index * size + jax.lax.axis_index(axis)
+    equation = KernelEquation(params, _where_of_function(params["jaxpr"]))
+    entry = intercept(equation, sizes or {"x": 1})
+    plain = [interpreter.remove_memory_space_p.bind(value) for value in operands]
+    types = tuple(core.ShapedArray(aval.shape, aval.dtype) for aval in params["out_avals"])
+    results: list[Any] = _kernel_p.bind(index, *plain, entry=entry, types=types)
+    return results
+
+
+def has_plain_results(equation: KernelEquation) -> bool:
+    """Whether all results are arrays, and none a semaphore or the like."""
+    return all(isinstance(aval.dtype, np.dtype) for aval in equation.params["out_avals"])
+
+
+def _where_of_function(jaxpr: Any) -> Where | None:
+    """Where the kernel function is defined; the line of the call itself is not known any more."""
+    info = getattr(jaxpr, "debug_info", None)
+    file, line = getattr(info, "func_filename", None), getattr(info, "func_lineno", None)
+    return Where(file, line) if file and line else None
+
+
+_kernel_p = core.Primitive("tpusim_kernel")
+_kernel_p.multiple_results = True
+
+
+@_kernel_p.def_effectful_abstract_eval
+def _types(*_: Any, entry: Entry, types: tuple[Any, ...]) -> tuple[list[Any], set[Any]]:
+    return list(types), {callback._OrderedIOEffect}
+
+
+def _lower(ctx: Any, *operands: Any, entry: Entry, types: tuple[Any, ...]) -> Any:
+    effect = callback._OrderedIOEffect
+    sharding = callback._callback_op_sharding(ctx.module_context.axis_context, None, ctx.avals_out)
+    results, token, _ = callback.emit_python_callback(
+        ctx,
+        entry,
+        ctx.tokens_in.get(effect),
+        list(operands),
+        ctx.avals_in,
+        ctx.avals_out,
+        has_side_effect=True,
+        returns_token=True,
+        sharding=sharding,
+    )
+    ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({effect: token})))
+    return results
+
+
+mlir.register_lowering(_kernel_p, _lower, cacheable=False)
+
+
+# -- the devices of the host ---------------------------------------------------------------------------
+
+
+class Host(NamedTuple):
+    """What JAX runs on here."""
+
+    platform: str
+    devices: int
+
+
+def host() -> Host:
+    """JAX's default platform and its number of devices; starts it."""
+    return Host(jax.default_backend(), jax.device_count())
+
+
+def size_of(axis_sizes: dict[str, int]) -> int:
+    """Devices of a mesh."""
+    return prod(axis_sizes.values())

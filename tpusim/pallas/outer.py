@@ -1,0 +1,203 @@
+"""What lies around the kernels of a captured program: a jaxpr evaluated step by step.
+
+Equations that only compute are put together into compiled runs; kernel calls, collectives and the control
+flow that holds them are looked at one by one.  A value is an array, or ``None`` where a run carries no data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from tpusim.pallas import internals
+from tpusim.pallas.collectives import COLLECTIVES
+from tpusim.pallas.shards import host_array
+
+KERNELS = {"pallas_call", "mpmd_map"}
+SPECIAL = {*KERNELS, "shard_map", "axis_index", "run_state", "core_map", *COLLECTIVES}
+"""Primitives that the evaluator takes care of itself; everything else is bound on values."""
+
+
+class PureRun:
+    """Equations that only compute, one after the other."""
+
+    def __init__(self, eqns: Sequence[Any], outputs: Sequence[Any]) -> None:
+        made = {var for eqn in eqns for var in eqn.outvars}
+        read = [v for eqn in eqns for v in eqn.invars if not isinstance(v, internals.Literal)]
+        self.eqns = eqns
+        self.inputs = list(dict.fromkeys(var for var in read if var not in made))
+        self.outputs = list(outputs)
+        self._function: Callable[..., Any] | None = None
+
+    def evaluate(self, env: dict[Any, Any]) -> None:
+        """Give ``env`` the values of the outputs."""
+        values = [env[var] for var in self.inputs]
+        if any(value is None for value in values):
+            self._without_data(env)
+            return
+        if self._function is None:
+            self._function = jax.jit(internals.callable_of(self.inputs, self.outputs, self.eqns))
+        env.update(zip(self.outputs, self._function(*values), strict=True))
+
+    def _without_data(self, env: dict[Any, Any]) -> None:
+        for eqn in self.eqns:
+            operands = [v.val if isinstance(v, internals.Literal) else env[v] for v in eqn.invars]
+            if any(value is None for value in operands):
+                env.update(dict.fromkeys(eqn.outvars))
+            else:
+                env.update(zip(eqn.outvars, internals.bind_equation(eqn, operands), strict=True))
+
+
+class Plans:
+    """Jaxprs of a program as steps: a `PureRun`, or an equation to look at."""
+
+    def __init__(self) -> None:
+        self._plans: dict[int, tuple[Any, list[Any]]] = {}
+        self._special: dict[int, tuple[Any, bool]] = {}
+        self._bodies: dict[int, tuple[Any, Any]] = {}
+
+    def steps(self, jaxpr: Any) -> list[Any]:
+        """The steps of a jaxpr."""
+        found = self._plans.get(id(jaxpr))
+        if found is None:
+            found = self._plans[id(jaxpr)] = (jaxpr, self._divide(jaxpr))
+        return found[1]
+
+    def is_special(self, eqn: Any) -> bool:
+        """Whether the evaluator has to look at an equation."""
+        name = eqn.primitive.name
+        return name in SPECIAL or name in internals.PLACEMENTS or any(
+            self._holds_special(jaxpr) for jaxpr in internals.sub_jaxprs(eqn.params)
+        )
+
+    def without_refs(self, eqn: Any) -> Any:
+        """The body of a ``run_state`` over arrays."""
+        found = self._bodies.get(id(eqn))
+        if found is None:
+            found = self._bodies[id(eqn)] = (eqn, internals.without_refs(eqn.params["jaxpr"]))
+        return found[1]
+
+    def _holds_special(self, jaxpr: Any) -> bool:
+        found = self._special.get(id(jaxpr))
+        if found is None:
+            found = self._special[id(jaxpr)] = (jaxpr, any(self.is_special(eqn) for eqn in jaxpr.eqns))
+        return found[1]
+
+    def _divide(self, jaxpr: Any) -> list[Any]:
+        last_use = {var: len(jaxpr.eqns) for var in jaxpr.outvars if not isinstance(var, internals.Literal)}
+        for position, eqn in reversed(list(enumerate(jaxpr.eqns))):
+            for var in eqn.invars:
+                if not isinstance(var, internals.Literal):
+                    last_use.setdefault(var, position)
+        steps: list[Any] = []
+        pending: list[Any] = []
+        for position, eqn in enumerate([*jaxpr.eqns, None]):
+            if eqn is not None and not self.is_special(eqn):
+                pending.append(eqn)
+                continue
+            outputs = [v for e in pending for v in e.outvars if last_use.get(v, -1) >= position]
+            if outputs or any(e.effects for e in pending):
+                steps.append(PureRun(pending, outputs))
+            pending = []
+            if eqn is not None:
+                steps.append(eqn)
+        return steps
+
+
+class Evaluator:
+    """Evaluates a jaxpr on values, kernel calls and collectives apart."""
+
+    def __init__(self, plans: Plans) -> None:
+        self.plans = plans
+
+    def evaluate(self, jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+        """Values of the results."""
+        env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=False))
+        env.update(zip(jaxpr.invars, values, strict=True))
+        for step in self.plans.steps(jaxpr):
+            if isinstance(step, PureRun):
+                step.evaluate(env)
+                continue
+            operands = [v.val if isinstance(v, internals.Literal) else env[v] for v in step.invars]
+            env.update(zip(step.outvars, self.equation(step, operands), strict=True))
+        return [v.val if isinstance(v, internals.Literal) else env[v] for v in jaxpr.outvars]
+
+    def equation(self, eqn: Any, operands: list[Any]) -> list[Any]:
+        """Values of one equation's results."""
+        name = eqn.primitive.name
+        if name in internals.CALLS:
+            return self._closed(internals.called_jaxpr(eqn), operands)
+        if name in internals.PLACEMENTS:
+            return operands
+        if name == "cond":
+            branches = eqn.params["branches"]
+            which = min(max(int(_known(operands[0], eqn)), 0), len(branches) - 1)
+            return self._closed(branches[which], operands[1:])
+        if name == "scan":
+            return self._scan(eqn, operands)
+        if name == "while":
+            return self._while(eqn, operands)
+        if name == "run_state":
+            given = iter(operands)
+            known = eqn.params.get("is_initialized", (True,) * len(eqn.outvars))
+            values = [next(given) if k else np.empty(v.aval.shape, v.aval.dtype) for k, v in zip(known, eqn.outvars)]
+            return self._closed(self.plans.without_refs(eqn), values)
+        if name not in SPECIAL:
+            raise internals.not_modelled(f"primitive {name} around a kernel", eqn)
+        return self.special(eqn, operands)
+
+    def special(self, eqn: Any, operands: list[Any]) -> list[Any]:
+        """A kernel call, a collective or a shard_map."""
+        raise NotImplementedError
+
+    def _closed(self, closed: Any, operands: Sequence[Any]) -> list[Any]:
+        jaxpr, consts = internals.open_jaxpr(closed)
+        return self.evaluate(jaxpr, consts, operands)
+
+    def _scan(self, eqn: Any, operands: list[Any]) -> list[Any]:
+        parts = internals.scan_parts(eqn)
+        consts = operands[: parts.num_consts]
+        carry = operands[parts.num_consts : parts.num_consts + parts.num_carry]
+        xs = [None if x is None else host_array(x) for x in operands[parts.num_consts + parts.num_carry :]]
+        length = int(eqn.params["length"])
+        rows: list[list[Any]] = []
+        for step in reversed(range(length)) if eqn.params.get("reverse") else range(length):
+            results = self._closed(
+                eqn.params["jaxpr"], [*consts, *carry, *(None if x is None else x[step] for x in xs)]
+            )
+            carry = results[: parts.num_carry]
+            rows.append(results[parts.num_carry :])
+        if eqn.params.get("reverse"):
+            rows.reverse()
+        if not rows:
+            return [*carry, *(np.zeros(v.aval.shape, v.aval.dtype) for v in eqn.outvars[parts.num_carry :])]
+        return [*carry, *(_stack(column) for column in zip(*rows, strict=True))]
+
+    def _while(self, eqn: Any, operands: list[Any]) -> list[Any]:
+        params = eqn.params
+        first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+        carry = operands[second:]
+        while bool(_known(self._closed(params["cond_jaxpr"], [*operands[:first], *carry])[0], eqn)):
+            carry = self._closed(params["body_jaxpr"], [*operands[first:second], *carry])
+        return carry
+
+
+def _stack(rows: Sequence[Any]) -> Any:
+    if any(row is None for row in rows):
+        return None
+    if isinstance(rows[0], jax.Array) and not internals.is_plain(rows[0].dtype):
+        return jax.numpy.stack(rows)
+    return np.stack([np.asarray(row) for row in rows])
+
+
+def _known(value: Any, eqn: Any) -> Any:
+    if value is None:
+        raise internals.not_modelled(
+            f"data=False: the {eqn.primitive.name} around a kernel needs a value that a kernel computes; run it with "
+            "data=True",
+            eqn,
+        )
+    return value
