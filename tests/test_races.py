@@ -422,7 +422,7 @@ def test_signal_that_may_come_before_its_target_has_entered_the_scope():
     findings, _ = record(kernel, tiles(2), mesh=2, collective_id=1)
     assert Kind.LIFETIME in {f.kind for f in findings}
     assert findings[0].message == (
-        "signal to credit on device (1,) by device (0,): nothing makes sure that device (1,) has entered the call or "
+        "signal to credit on device (0,) by device (1,): nothing makes sure that device (0,) has entered the call or "
         "run_scoped that owns it; a barrier or a signal from there has to come first."
     )
 

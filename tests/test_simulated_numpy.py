@@ -251,7 +251,8 @@ def test_unary_function(name, data):
 @given(data=st.data())
 @examples(EXAMPLES)
 def test_binary_function(name, data):
-    dtype = (data.draw(st.sampled_from((*WIDE, *NARROW))),)
+    narrow = NARROW if "shift" not in name else ()  # JAX shifts uint4 as if it had a sign
+    dtype = (data.draw(st.sampled_from((*WIDE, *narrow))),)
     dtypes = dtype if data.draw(st.booleans()) else WIDE
     x, y = data.draw(operand(dtypes, python=True)), data.draw(operand(dtypes, python=True))
     assume(name not in ("multiply", "divide") or not is_rewritten(x, y))
@@ -279,7 +280,8 @@ AXES = st.sampled_from([None, 0, 1, -1, (0, 1), (1,), 2])
 def test_reduction(name, data):
     value = data.draw(operand((*WIDE, *NARROW[2:]), shapes=((2, 3), (3,), (), (0, 2)), python=True))
     axis, keepdims = data.draw(AXES), data.draw(st.booleans())
-    dtype = data.draw(st.sampled_from([None, None, "float32", "int32"])) if name in ("sum", "prod", "mean") else None
+    choices = {"sum": [None, "float32", "int32"], "prod": [None, "float32", "int32"], "mean": [None, "float32"]}
+    dtype = data.draw(st.sampled_from(choices.get(name, [None])))
     options = {"axis": axis, "keepdims": keepdims} | ({} if dtype is None else {"dtype": dtype})
     if name in ("sum", "prod", "mean") and isinstance(value, np.ndarray) and kind_letter(value.dtype) == "f":
         value = tame(value)

@@ -348,6 +348,11 @@ def test_reduction_and_mean_charges(core):
     assert core.charges == [("reduce_sum", "float32", ((4, 8),), ())]  # the division is the scalar unit's
 
 
+def test_mean_in_an_integer_dtype(core):
+    with pytest.raises(NotModelledError, match=message("mean in dtype int32 is not modelled; a floating dtype is")):
+        array(core, (4,)).mean(dtype=np.int32)
+
+
 def test_products_are_charged_as_matrix_products(core):
     np_ = SimulatedNumpy(core)
     x, v = array(core, (4, 8), BF16), array(core, (8,), BF16)

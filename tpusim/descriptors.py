@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, ConfigDict, ValidationError
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
-from tpusim.backend import RawSite, active
+from tpusim.backend import Backend, RawSite, active
 from tpusim.errors import DescriptorError
 from tpusim.scalars import Scalar
 from tpusim.specs import SemaphoreType
@@ -73,6 +73,8 @@ class AsyncCopyDescriptor(_Fields):
 
     use: Any = None
     """A note of the active backend about the line it was made at."""
+    backend: Backend | None = None
+    """The backend that was active when it was made by one of the functions below, and still is where it is used."""
 
     def __init__(self, src_ref: Any, dst_ref: Any, dst_sem: Any, src_sem: Any = None, device_id: Any = None) -> None:
         if (src_sem is None) is not (device_id is None):
@@ -91,11 +93,11 @@ class AsyncCopyDescriptor(_Fields):
     def start(self, priority: int = 0, *, add: bool = False) -> None:
         """Start the copy.  ``priority`` 1 is served first; ``add`` adds to the destination."""
         frame = _getframe(1)
-        active().start(self, priority, add, (frame.f_code, frame.f_lasti))
+        (self.backend or active()).start(self, priority, add, (frame.f_code, frame.f_lasti))
 
     def wait(self) -> None:
         """Wait until the source has been read (remote copies), then until the destination is written."""
-        backend, frame = active(), _getframe(1)
+        backend, frame = self.backend or active(), _getframe(1)
         site = (frame.f_code, frame.f_lasti)
         if self.src_sem is not None:
             backend.wait_send(self, site)
@@ -106,12 +108,12 @@ class AsyncCopyDescriptor(_Fields):
         if self.src_sem is None:
             raise DescriptorError("Cannot `wait_send` on a local copy.")
         frame = _getframe(1)
-        active().wait_send(self, (frame.f_code, frame.f_lasti))
+        (self.backend or active()).wait_send(self, (frame.f_code, frame.f_lasti))
 
     def wait_recv(self) -> None:
         """Wait until a copy of this size has been written to *this* device's ``dst_ref``."""
         frame = _getframe(1)
-        active().wait_recv(self, (frame.f_code, frame.f_lasti))
+        (self.backend or active()).wait_recv(self, (frame.f_code, frame.f_lasti))
 
 
 def user_site() -> RawSite:
@@ -126,7 +128,8 @@ def make_async_copy(src_ref: Any, dst_ref: Any, sem: Any) -> AsyncCopyDescriptor
     """Describe a copy on this device; ``sem`` counts the bytes written.  Nothing starts yet."""
     descriptor = AsyncCopyDescriptor(src_ref, dst_ref, sem)
     frame = _getframe(1)
-    active().made(descriptor, (frame.f_code, frame.f_lasti))
+    descriptor.backend = backend = active()
+    backend.made(descriptor, (frame.f_code, frame.f_lasti))
     return descriptor
 
 
@@ -136,7 +139,8 @@ def make_async_remote_copy(
     """Describe a copy from this device to ``dst_ref`` and ``recv_sem`` of the device ``device_id``."""
     descriptor = AsyncCopyDescriptor(src_ref, dst_ref, recv_sem, send_sem, device_id)
     frame = _getframe(1)
-    active().made(descriptor, (frame.f_code, frame.f_lasti))
+    descriptor.backend = backend = active()
+    backend.made(descriptor, (frame.f_code, frame.f_lasti))
     return descriptor
 
 

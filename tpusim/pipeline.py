@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from tpusim.errors import OutOfBoundsError
 from tpusim.launch import Suspend
 from tpusim.machine.calls import Call
@@ -32,6 +34,8 @@ IndexMap = Callable[..., tuple[int, ...]]
 
 WINDOWS = 2
 """Windows of an array that does not say otherwise."""
+CONVERTED_BYTES = 1 << 26
+"""How much of an array a device keeps in converted form."""
 
 
 class Dim(NamedTuple):
@@ -73,8 +77,10 @@ class Stream:
 
     ``index_map`` is ``None`` where the whole array is one block: then there is one window and one copy.
     ``is_lent``: nobody writes the array or its windows during the call, so a window may be a view of the
-    array.  ``keeps``: the window of a new block need not be made to look never written, because the
-    kernel stores all of it before it looks.  ``shares``: the window is that of another stream.
+    array; ``convert`` makes what the kernel gets of that view, once a block.  ``keeps``: the window of a
+    new block need not be made to look never written, because the kernel stores all of it before it looks.
+    ``held``: the kernel exchanges the window's array as a whole, for ones of this shape.  ``shares``: the
+    window is that of another stream.
     """
 
     def __init__(
@@ -87,7 +93,9 @@ class Stream:
         slots: int = WINDOWS,
         *,
         is_lent: bool = False,
+        convert: Callable[[Any], Any] | None = None,
         keeps: bool = False,
+        held: tuple[int, ...] | None = None,
         shares: Stream | None = None,
     ) -> None:
         name = array.name
@@ -100,17 +108,21 @@ class Stream:
         machine = call.machine
         is_kept = machine.data or window.space is MemorySpace.SMEM
         self.is_lent = is_lent and is_kept
+        self.convert = convert
+        self.held = held
+        self.blank = fresh_array(held, window.dtype) if held is not None and not self.is_lent else None
+        """The array of a window that was never written, where it is held."""
         self.windows: list[list[Buffer]]
         if shares is not None:
             self.spec, self.windows = shares.spec, shares.windows
         else:
-            absent = [None] * len(machine.cores)
-            arrays = absent if self.is_lent else None
+            is_made = is_kept and not self.is_lent and held is None
+            arrays = None if is_made else [self.blank] * len(machine.cores)
             self.spec = call.add_buffer(name, window, arrays, is_operand=True, slots=self.slots)
             self.windows = [[table[self.spec.position]] for table in call.buffers]
             for device, row in enumerate(self.windows):
                 for _ in range(1, self.slots):
-                    data = fresh_array(window.shape, window.dtype) if is_kept and not self.is_lent else None
+                    data = fresh_array(window.shape, window.dtype) if is_made else self.blank
                     row.append(Buffer(self.spec, device, data))
         self.semaphores = call.add_semaphores(f"{name}.window", SemaphoreType.DMA, (self.slots,))
         self.places: dict[tuple[int, ...], Place] = {}
@@ -179,10 +191,12 @@ class _End:
 class _Reader(_End):
     """An input on one device."""
 
-    __slots__ = ("coming", "index")
+    __slots__ = ("coming", "index", "lent", "lent_bytes")
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
+        self.lent: dict[Place, Any] = {}
+        self.lent_bytes = 0
         self.index: tuple[int, ...] | None = None
         self.coming: deque[tuple[int, Place] | None] = deque()
 
@@ -216,15 +230,30 @@ class _Reader(_End):
         if not self.core.wait(self.semaphores[slot], place.window.nbytes, self.site):
             self.suspend()
         window = self.windows[slot]
-        source = self.array.array
-        if self.stream.is_lent and source is not None:
-            view = source[place.array.index]
-            if not place.is_whole:
-                whole = fresh_array(window.spec.shape, window.spec.dtype)
-                whole[place.window.index] = view
-                view = whole
-            window.array = view
+        if self.stream.is_lent:
+            window.array = self.lent.get(place)
+            if window.array is None:
+                window.array = self._lend(place)
         self.buffers[self.position] = window
+
+    def _lend(self, place: Place) -> Any:
+        """The array of a block without a copy in the window."""
+        source, stream = self.array.array, self.stream
+        if source is None:
+            return None
+        view = source[place.array.index]
+        if not place.is_whole:
+            whole = fresh_array(stream.spec.shape, stream.spec.dtype)
+            whole[place.window.index] = view
+            view = whole
+        if stream.held is not None:
+            view = view.reshape(stream.held)
+        if stream.convert is not None:
+            view = stream.convert(view)
+            self.lent_bytes += view.nbytes
+            if self.lent_bytes <= CONVERTED_BYTES:
+                self.lent[place] = view
+        return view
 
 
 class _Writer(_End):
@@ -250,7 +279,9 @@ class _Writer(_End):
         self._wait(slot)
         window = self.windows[slot]
         if not stream.keeps:
-            if not window.fresh and window.array is not None:
+            if stream.held is not None:
+                window.array = stream.blank
+            elif not window.fresh and window.array is not None:
                 window.array[...] = sentinel(stream.spec.dtype)
             window.fresh = True
         self.buffers[self.position] = window
@@ -269,9 +300,10 @@ class _Writer(_End):
             return
         self.place = None
         self.busy[slot] = place.array.nbytes
-        self.core.start(
-            self.windows[slot], place.window, self.array, place.array, None, self.semaphores[slot], self.site
-        )
+        window = self.windows[slot]
+        if stream.held is not None and window.array is not None:
+            window.array = np.asarray(window.array).reshape(stream.spec.shape)
+        self.core.start(window, place.window, self.array, place.array, None, self.semaphores[slot], self.site)
 
     def drain(self) -> None:
         """Wait for all that is under way, the oldest first."""

@@ -315,6 +315,8 @@ def mean(core: Charger, operand: Any, axis: Any, dtype: Any, keepdims: bool) -> 
     """``jax.numpy.mean``: a sum in at least float32, divided by the count."""
     shape, own = shape_of(operand), kind_of(operand)[0]
     result = canonical_dtype(dtype) if dtype is not None else inexact(own)
+    if kind_letter(result) != "f":
+        raise NotModelledError(f"mean in dtype {result.name} is not modelled; a floating dtype is")
     computed = numerics.accumulator(result)
     count = math.prod(shape[item] for item in shapes.axes_of("mean", axis, len(shape)))
     total = reduce(core, "sum", operand, axis, computed, keepdims)

@@ -56,7 +56,7 @@ def run(
     given = {
         "slice": slice_,
         "mesh": _mesh(mesh),
-        "layout": _layout(layout),
+        "layout": parse_layout(layout),
         "seed": seed,
         "set": dict(parse_set(text) for text in set_) if set_ else None,
         "cores": cores,
@@ -69,7 +69,7 @@ def run(
     options = {name: value for name, value in given.items() if value is not None}
     _check_backend(backend, options, trace)
     for path in (json_file, trace):
-        _check_writable(path)
+        check_writable(path)
     parameters = {"shape": _shape(shape), "dtype": _dtype(dtype), "seed": seed}
     given_parameters = {name: value for name, value in parameters.items() if value is not None}
     job = Job(file, options, given_parameters, backend, traced=trace is not None)
@@ -112,7 +112,7 @@ def _dtype(text: str | None) -> str | None:
     return text
 
 
-def _layout(text: str | None) -> Any:
+def parse_layout(text: str | None) -> Any:
     """A name, or coordinates as a JSON list."""
     if text is None or not text.lstrip().startswith("["):
         return text
@@ -138,7 +138,7 @@ def _check_backend(backend: str, options: Mapping[str, Any], trace: str | None) 
         raise OptionError("--trace needs --backend sim: interpret mode has no time")
 
 
-def _check_writable(path: str | None) -> None:
+def check_writable(path: str | None) -> None:
     """Before a long run, not after it."""
     if path is None or path == "-":
         return

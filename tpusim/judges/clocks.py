@@ -151,23 +151,32 @@ class Counter:
     def _drain(self, core: CoreClock, now: int) -> None:
         """Nothing is left and nothing on its way: all of it must have come."""
         self.base = self.taken
-        settled, owner, left = self.settled, self.owner, self.left
+        fresh, owner, left = self.fresh, self.owner, self.left
         if left is not None:
             self.left = None
             for chain in left.chains.values():
-                self.fresh.extend(chain)
+                fresh.extend(chain)
             for open_leg in left.legs:
                 open_leg.clock = now
-            settled += left.legs
-        for _, device, clock, others, leg in self.fresh:
+            self._settle(left.legs)
+        legs = []
+        for _, device, clock, others, leg in fresh:
             if device != owner:
                 core.learn(device, clock, others)
             if leg is not None:
                 leg.clock = now
-                settled.append(leg)
-        self.fresh.clear()
-        if len(settled) > _SETTLED_MOST:
-            del settled[: -_SETTLED_MOST // 2]
+                legs.append(leg)
+        fresh.clear()
+        self._settle(legs)
+
+    def _settle(self, legs: list[Access]) -> None:
+        settled = self.settled
+        if settled:
+            settled += legs
+            if len(settled) > _SETTLED_MOST:
+                del settled[: -_SETTLED_MOST // 2]
+        else:
+            self.settled = legs
 
     def _take_some(self, core: CoreClock) -> None:
         """Learn of those contributions without which all others are less than was taken so far."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from tpusim.findings import Finding, Kind
+from tpusim.findings import Finding, Kind, Where
 from tpusim.machine.machine import where_of
 from tpusim.units import Duration
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 def find_deadlock(
-    machine: Machine, log: EventLog, elsewhere: Mapping[Core, str] = MappingProxyType({})
+    machine: Machine, log: EventLog, elsewhere: Mapping[Core, tuple[str, Where | None]] = MappingProxyType({})
 ) -> Finding | None:
     """The deadlock of a machine in which nothing moves, or ``None`` where every core is done.
 
-    ``elsewhere``: what cores wait for that is not a semaphore.
+    ``elsewhere``: what cores wait for that is not a semaphore, and where.
     """
     stuck = [core for core in machine.cores if core in elsewhere or (core.call is not None and not core.done)]
     if not stuck:
@@ -35,8 +35,10 @@ def find_deadlock(
     ]
     givers = _Givers(log)
     for group in _groups(stuck, elsewhere):
-        text = elsewhere.get(group[0])
-        lines += _describe(machine, group, givers) if text is None else [_waits(machine, group) + f" {text}"]
+        if group[0] in elsewhere:
+            lines.append(f"{_waits(machine, group)} {elsewhere[group[0]][0]}")
+        else:
+            lines += _describe(machine, group, givers)
     cycle = _cycle(stuck, givers)
     if cycle:
         text = " -> ".join(str(machine.coordinates(device)) for device in [*cycle, cycle[0]])
@@ -48,7 +50,7 @@ def find_deadlock(
         Kind.DEADLOCK,
         "\n".join(lines),
         device=machine.coordinates(first.device),
-        where=where_of(first.blocked.site) if first.blocked else None,
+        where=where_of(first.blocked.site) if first.blocked else elsewhere.get(first, ("", None))[1],
         argument=str(first.blocked.semaphore) if first.blocked else None,
         time_ps=machine.env.now,
     )
@@ -77,7 +79,7 @@ def _waits(machine: Machine, group: Sequence[Core]) -> str:
     return f"  {device_ranges(machine, [core.device for core in group])} {'waits' if len(group) == 1 else 'each wait'}"
 
 
-def _groups(stuck: Sequence[Core], elsewhere: Mapping[Core, str]) -> list[list[Core]]:
+def _groups(stuck: Sequence[Core], elsewhere: Mapping[Core, tuple[str, Where | None]]) -> list[list[Core]]:
     """Cores that wait at one place for the same amount on the same semaphore name and value."""
     groups: dict[object, list[Core]] = {}
     for core in stuck:

@@ -42,7 +42,8 @@ LEFT = NEVER + 1
 class RaceJudge(Observer):
     """Finds races and lifetime faults of one run; reports them to its machine as they are met.
 
-    Cost: 3 to 6 us a copy, whatever their number; memory is linear in operations.
+    Cost: 2 us a local and 5 to 8 us a remote copy with its waits, whatever their number; memory is linear in
+    operations.
     """
 
     def __init__(self) -> None:
@@ -131,10 +132,9 @@ class RaceJudge(Observer):
         """Whoever waits for it will know what the core has done."""
         clock = self._clocks[core.device]
         owner = semaphore.device
-        if owner != core.device and semaphore.spec.kind is not SemaphoreType.BARRIER and semaphore.alive:
-            entered = self._scoped.get(semaphore, -1) if self._scoped else -1
-            if not self._is_inside(clock, owner, entered, site):
-                self._report.signal_outside(core, semaphore, site, has_left=self._has_left(clock, owner))
+        is_foreign = owner != core.device and semaphore.spec.kind is not SemaphoreType.BARRIER
+        if is_foreign and not self._is_inside(clock, owner, self._scope_entered(semaphore), site):
+            self._report.signal_outside(core, semaphore, site, has_left=self._has_left(clock, owner))
         counter = self._counters.get(semaphore)
         if counter is None:
             counter = self._counters[semaphore] = Counter(owner)
@@ -218,6 +218,11 @@ class RaceJudge(Observer):
     def _is_possible(self, conflict: Conflict, clock: CoreClock) -> bool:
         return can_overlap(self._programs, conflict.access, clock.device, len(clock.operations))
 
+    def _scope_entered(self, semaphore: Semaphore) -> int:
+        if not semaphore.alive:
+            return NEVER
+        return self._scoped.get(semaphore, -1) if self._scoped else -1
+
     def _is_inside(self, clock: CoreClock, owner: int, scope_entered: int, site: Any) -> bool:
         """Whether ``owner`` has certainly entered its call and scope and not left it yet, or that is known."""
         since = max(clock.entries[owner], scope_entered)
@@ -235,7 +240,6 @@ class RaceJudge(Observer):
         if not copy.dst.alive:
             return  # the machine says so itself
         owner = copy.dst.device
-        if self._scoped:
-            scope_entered = max(scope_entered, self._scoped.get(copy.dst_sem, -1))
+        scope_entered = max(scope_entered, self._scope_entered(copy.dst_sem))
         if not self._is_inside(clock, owner, scope_entered, copy.site):
             self._report.copy_outside(copy, has_left=self._has_left(clock, owner))

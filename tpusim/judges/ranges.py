@@ -96,7 +96,7 @@ class Cell:
     def __init__(self, links: Links) -> None:
         self.links = links
         self.write: Access | None = None
-        self.reads: list[Access] = []
+        self.reads: list[Access] | tuple[()] = ()
         self.limit = 4
         self.load_clock = -1
         self.load_site: object = None
@@ -145,10 +145,13 @@ class Shadow:
         if cell.links:
             found = self._overlapping_writes(cell.links, core, found)
         reads = cell.reads
-        reads.append(leg)
-        if len(reads) > cell.limit:
-            cell.reads = [read for read in reads if not core.knows(read)]
-            cell.limit = max(4, 2 * len(cell.reads))
+        if not reads:
+            cell.reads = [leg]
+        else:
+            reads.append(leg)
+            if len(reads) > cell.limit:
+                cell.reads = [read for read in reads if not core.knows(read)]
+                cell.limit = max(4, 2 * len(cell.reads))
         return found
 
     def write(self, region: Region, core: CoreClock, access: Access) -> Sequence[Conflict]:
@@ -167,8 +170,7 @@ class Shadow:
             )
         ):
             found = self._not_over(cell, region, core, found)
-            if cell.reads:
-                cell.reads = []
+            cell.reads = ()
             cell.load_clock = -1
         links = cell.links
         if links:

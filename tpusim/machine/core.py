@@ -149,8 +149,13 @@ class Core:
             racing = src.writer_of(src_region)
             if racing is not None:
                 machine.report_race(self, "copy from", src, src_region, racing, site)
-        if dst.writing or dst.reading or src is dst:
-            machine.check_destination(self, copy)
+        racing = dst.writer_of(dst_region) if dst.writing else None
+        if racing is None and dst.reading:
+            racing = dst.reader_of(dst_region)
+        if racing is not None:
+            machine.report_race(self, "copy to", dst, dst_region, racing, site)
+        if src is dst and src_region.overlaps(dst_region):
+            machine.report_overlap(copy)
         if not dst.alive:
             machine.report_outside_lifetime(copy)
         if src.fresh and src_sem is not None:
@@ -199,6 +204,12 @@ class Core:
             for hook in self.machine.hooks.waited:
                 hook(self, semaphore, amount, since, self.now, site)
         self.resume()
+
+    def give_back(self, semaphore: Semaphore, amount: int, site: Any) -> None:
+        """Put back what a wait has just taken: a wait that only looks is a wait and a signal to oneself."""
+        semaphore.value += amount
+        for hook in self.machine.hooks.signalled:
+            hook(self, semaphore, amount, self.now, site)
 
     def signal(self, semaphore: Semaphore, amount: int, site: Any) -> None:
         """Add to a semaphore of this or another device."""

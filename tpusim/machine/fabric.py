@@ -78,7 +78,7 @@ class Fabric:
         flow.callbacks = self._own_end
         flow.is_shared = False
         flow.crowd = None
-        flow.since = now = self._now()
+        flow.since = now = self._env.now
         path = flow.path
         is_tight = False
         for resource, load, _ in path.loads:
@@ -91,7 +91,9 @@ class Fabric:
             self._fresh.append(flow)
             self._call_settle()
         else:
-            self._run_alone(flow, now)
+            delay = -(-flow.wire_bytes * PS_PER_S // path.peak)  # as in _run_alone
+            flow.due = now + delay
+            self._schedule(flow, flow.order, delay)
         if self.rate_log is not None:
             self._log_path(path)
 
@@ -100,9 +102,6 @@ class Fabric:
         delay = -(-flow.wire_bytes * PS_PER_S // flow.path.peak)
         flow.due = now + delay
         self._schedule(flow, flow.order, delay)
-
-    def _now(self) -> int:
-        return self._env.now
 
     # Ends.
 
@@ -127,7 +126,7 @@ class Fabric:
         flow = alarm.flow
         if flow.alarm is not alarm:
             return
-        now = self._now()
+        now = self._env.now
         if flow.due > now:
             # Rounding put the end a picosecond before the flow's own entry, which must not outlive it.
             self._set_alarm(flow, flow.due, now)
@@ -173,7 +172,7 @@ class Fabric:
     def _settle(self, _: _Settlement) -> None:
         """Solve the components that begins and ends of this instant have touched."""
         self._is_called = False
-        now = self._now()
+        now = self._env.now
         seeds, self._fresh = self._fresh, []
         touched, self._touched = self._touched, {}
         crowds, self._crowds = self._crowds, {}

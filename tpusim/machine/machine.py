@@ -255,22 +255,17 @@ class Machine:
             time_ps=core.now,
         )
 
-    def check_destination(self, core: Core, copy: Copy) -> None:
-        """Races of a new copy's destination with copies in flight and with its own source."""
-        dst, region = copy.dst, copy.dst_region
-        if copy.src is dst and copy.src_region.overlaps(region):
-            self.note(
-                Kind.RACE,
-                f"copy from {copy.src_region} to {region} on device {self.coordinates(dst.device)}: source and "
-                "destination overlap, and nothing says in which order the bytes move.",
-                core.device,
-                copy.site,
-                argument=str(region),
-                time_ps=core.now,
-            )
-        racing = dst.writer_of(region) or dst.reader_of(region)
-        if racing is not None and racing is not copy:
-            self.report_race(core, "copy to", dst, region, racing, copy.site)
+    def report_overlap(self, copy: Copy) -> None:
+        """A copy whose source and destination share elements."""
+        self.note(
+            Kind.RACE,
+            f"copy from {copy.src_region} to {copy.dst_region} on device {self.coordinates(copy.dst.device)}: source "
+            "and destination overlap, and nothing says in which order the bytes move.",
+            copy.core.device,
+            copy.site,
+            argument=str(copy.dst_region),
+            time_ps=copy.core.now,
+        )
 
     def report_outside_lifetime(self, copy: Copy, ends: str = "") -> None:
         """A copy that touches a buffer outside its owner's call or scope; ``ends``: what ends meanwhile."""

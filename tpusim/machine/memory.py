@@ -298,8 +298,10 @@ class Buffer:
 
     def writer_of(self, region: Region) -> Copy | None:
         """A copy in flight whose destination meets ``region``."""
+        lo, hi = region.lo, region.hi
         for copy in self.writing:
-            if copy.dst_region.overlaps(region):
+            other = copy.dst_region
+            if other.lo < hi and lo < other.hi and other.overlaps(region):
                 return copy
         return None
 
@@ -317,8 +319,10 @@ class Buffer:
 
     def reader_of(self, region: Region) -> Copy | None:
         """A copy in flight whose source meets ``region``."""
+        lo, hi = region.lo, region.hi
         for copy in self.reading:
-            if copy.src_region.overlaps(region):
+            other = copy.src_region
+            if other.lo < hi and lo < other.hi and other.overlaps(region):
                 return copy
         return None
 

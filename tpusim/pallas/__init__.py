@@ -9,17 +9,23 @@ from typing import Any
 from tpusim.errors import OptionError
 from tpusim.pallas.host import InterpretError as InterpretError
 from tpusim.pallas.host import InterpretTimeoutError as InterpretTimeoutError
+from tpusim.pallas.host import declare_host_devices as declare_host_devices
+from tpusim.pallas.host import intercept_process as intercept_process
 from tpusim.pallas.host import interpret_in_subprocess as interpret_in_subprocess
 
 
 def __getattr__(name: str) -> Any:
-    """``simulate``, when it is asked for: it brings in jax."""
-    if name == "simulate":
-        try:
-            from tpusim.pallas.capture import simulate
-        except ModuleNotFoundError as error:
-            if error.name != "jax":
-                raise
-            raise OptionError("captured programs need jax in this Python: pip install 'tpusim[pallas]'") from None
-        return simulate
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """``simulate`` and ``intercept``, when they are asked for: they bring in jax."""
+    if name not in ("simulate", "intercept"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        if name == "intercept":
+            from tpusim.pallas.inplace import intercept
+
+            return intercept
+        from tpusim.pallas.capture import simulate
+    except ModuleNotFoundError as error:
+        if error.name != "jax":
+            raise
+        raise OptionError("captured programs need jax in this Python: pip install 'tpusim[pallas]'") from None
+    return simulate

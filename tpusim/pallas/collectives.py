@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tpusim.errors import InternalError
+from tpusim.findings import Where
 from tpusim.judges.deadlock import device_ranges
 from tpusim.launch import Suspend
 from tpusim.machine.core import Core
@@ -77,7 +78,7 @@ class Rendezvous:
             self._complete(group, core)
         return self.results[core.device]
 
-    def stuck(self) -> Iterator[tuple[Core, str]]:
+    def stuck(self) -> Iterator[tuple[Core, tuple[str, Where | None]]]:
         """The cores that still wait for their group, and what for."""
         names = ", ".join(map(str, self.axes))
         where = internals.where_of_equation(self.eqn)
@@ -89,7 +90,7 @@ class Rendezvous:
                 f"never reach{'es' if len(missing) == 1 else ''}"
             )
             for core, _ in waiting:
-                yield core, text
+                yield core, (text, where)
 
     def _devices_of(self, group: Any) -> list[int]:
         names = list(self.axis_sizes)
@@ -153,8 +154,7 @@ def _reduce(operation: Callable[[Any, Any], Any], arrays: list[Any]) -> Any:
 
 
 def _all_to_all(arrays: list[Any], params: dict[str, Any]) -> list[Any]:
+    """JAX gives the form that is not tiled dimensions of size one and squeezes them itself."""
     split, concat, count = params["split_axis"], params["concat_axis"], len(arrays)
-    if params.get("tiled"):
-        pieces = [np.split(array, count, split) for array in arrays]
-        return [np.concatenate([pieces[source][rank] for source in range(count)], concat) for rank in range(count)]
-    return [np.stack([np.take(array, rank, split) for array in arrays], concat) for rank in range(count)]
+    pieces = [np.split(array, count, split) for array in arrays]
+    return [np.concatenate([row[rank] for row in pieces], concat) for rank in range(count)]

@@ -142,8 +142,9 @@ def _scan(lowering: Lowering, block: Block, eqn: Any) -> None:
     given = []
     for value, var in zip(xs, elements, strict=True):
         integer = is_integer(var.aval)
-        code = f"{value.code}[{index}]" if lowering.data or integer else "None"
-        given.append(Value(f"int({code})" if integer else code, integer))
+        name = lowering.fresh()
+        lowering.emit(f"{name} = {_element(value.code, index, var.aval)}")
+        given.append(Value(name, integer))
     results = _inline(lowering, eqn.params["jaxpr"], [*consts, *carry, *given])
     for name, value in zip(lists, results[parts.num_carry :], strict=True):
         lowering.emit(f"{name}.append({value.code})")
@@ -158,6 +159,14 @@ def _scan(lowering: Lowering, block: Block, eqn: Any) -> None:
     for var, name in zip(stacked, lists, strict=True):
         if not isinstance(var, internals.DropVar):
             lowering.env[var] = Value(name, False)
+
+
+def _element(code: str, index: str, aval: Any) -> str:
+    """One row of what a scan goes over; an array that is not there has none."""
+    row = f"{code}[{index}]"
+    if is_integer(aval):
+        return f"{'bool' if aval.dtype == bool else 'int'}({row})"
+    return f"None if {code} is None else {row}"
 
 
 def _while(lowering: Lowering, block: Block, eqn: Any) -> None:

@@ -157,7 +157,7 @@ class _Host(Evaluator):
         """Raise the deadlock of devices that cannot go on."""
         if all(core.done for core in cores):
             return
-        waiting = {core: text for meeting in self.run_.meetings.values() for core, text in meeting.stuck()}
+        waiting = {core: what for meeting in self.run_.meetings.values() for core, what in meeting.stuck()}
         deadlock = find_deadlock(self.run_.machine, self.run_.session.log, waiting)
         if deadlock is not None:
             raise error_for(deadlock)

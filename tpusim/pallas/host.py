@@ -13,12 +13,17 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tpusim.errors import OptionError, TpuSimError
+from tpusim.options import RunOptions
 from tpusim.specs import as_dtype
+from tpusim.topology import Slice
+
+if TYPE_CHECKING:
+    from tpusim.pallas.inplace import Interception
 
 _LAST_LINES = 12
 
@@ -73,6 +78,21 @@ def declare_host_devices(count: int) -> None:
     os.environ["XLA_FLAGS"] = " ".join([*flags, f"--xla_force_host_platform_device_count={count}"])
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["PJRT_NPROC"] = str(max(4 * count, os.cpu_count() or 1))
+
+
+def intercept_process(options: Mapping[str, Any], arrive_timeout_s: float = 60) -> Interception:
+    """An interception for a whole process, which has not imported jax yet; ``options`` name the slice.
+
+    Declares a CPU device for each of the slice's.  Raises :class:`OptionError`.
+    """
+    checked = RunOptions.of(options)
+    slice_ = Slice.parse(str(checked.slice), checked.cores)
+    if find_spec("jax") is None:
+        raise OptionError("Pallas kernels need jax in this Python: pip install 'tpusim[pallas]'")
+    declare_host_devices(slice_.num_devices)
+    from tpusim.pallas.inplace import intercept
+
+    return intercept(**options, arrive_timeout_s=arrive_timeout_s, keep_results=False)
 
 
 def save_arrays(path: Path, arrays: Sequence[Any]) -> None:

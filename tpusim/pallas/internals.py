@@ -160,7 +160,10 @@ def not_modelled(what: str, eqn: Any) -> NotModelledError:
 
 
 def where_of_equation(eqn: Any) -> Where | None:
-    """The user's line of an equation."""
+    """The user's line of an equation; one that is met while it is compiled knows the line of its function."""
+    if hasattr(eqn, "where"):
+        known: Where | None = eqn.where
+        return known
     info = eqn.source_info
     frame = source_info_util.user_frame(getattr(info, "traceback", None))
     return Where(frame.file_name, frame.start_line) if frame is not None else None

@@ -13,6 +13,8 @@ device first, from a thread that the device may be waiting for.
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -21,7 +23,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax._src import callback, config, core
+from jax._src import callback, config, core, traceback_util, xla_bridge
 from jax._src.interpreters import mlir, pxla
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreter
 from jax.experimental.pallas import tpu as pltpu
@@ -32,6 +34,10 @@ try:
     from jax._src import tpu_info  # 0.12
 except ImportError:
     from jax._src.pallas.mosaic import tpu_info  # 0.10
+
+for _name in ("internals_inplace.py", "inplace.py", "meeting.py"):
+    # these frames are as little the user's as JAX's own
+    traceback_util.register_exclusion(os.path.join(os.path.dirname(__file__), _name))
 
 RuntimeFailure = jax.errors.JaxRuntimeError
 
@@ -197,7 +203,14 @@ class Host(NamedTuple):
 
 
 def host() -> Host:
-    """JAX's default platform and its number of devices; starts it."""
+    """JAX's default platform and its number of devices.
+
+    Where JAX has not started yet and its environment says all, it does not start: a program may want to
+    configure it first.
+    """
+    flag = re.search(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    if flag and os.environ.get("JAX_PLATFORMS") == "cpu" and not xla_bridge.backends_are_initialized():
+        return Host("cpu", int(flag[1]))
     return Host(jax.default_backend(), jax.device_count())
 
 

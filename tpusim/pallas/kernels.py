@@ -36,7 +36,9 @@ class CapturedKernel:
         contents = self.contents
         names = argument_names(contents.jaxpr)
         self.maps = lower_maps(contents, names, axis_sizes, RULES, self.where)
-        self.lowered: Lowered = Lowering(contents.jaxpr, contents.name, names, axis_sizes, data, RULES).out
+        self.lowered: Lowered = Lowering(
+            contents.jaxpr, contents.name, names, axis_sizes, data, RULES, holdable=holdable(contents)
+        ).out
         self.bind = self.lowered.compile()
         self._segments: list[Any] | None = None
 
@@ -65,6 +67,17 @@ def argument_names(jaxpr: Any) -> list[str]:
     return (found + [f"arg{i}" for i in range(len(found), len(jaxpr.invars))])[: len(jaxpr.invars)]
 
 
+def holdable(contents: internals.KernelCall) -> dict[int, bool]:
+    """Arguments whose arrays may be values instead of storage, and whether also where the kernel writes them.
+
+    Not those of an aliased pair: their window may be one.
+    """
+    outputs = contents.num_prefetch + contents.num_inputs
+    aliased = {source for source, _ in contents.aliases} | {outputs + target for _, target in contents.aliases}
+    count = len(contents.jaxpr.invars)
+    return {slot: slot >= outputs for slot in range(contents.num_prefetch, count) if slot not in aliased}
+
+
 class KernelInstance:
     """One call of a captured kernel on the machine: every device enters and leaves it on its own."""
 
@@ -79,6 +92,11 @@ class KernelInstance:
         for name, kind in lowered.arguments[len(items) :]:
             declared = memory(kind) if kind.semaphore is None else SemaphoreArray(kind.semaphore, kind.shape)
             items.append(call.add_scratch(name, declared))
+        for slot, shape in lowered.held.items():
+            item = items[slot]
+            if slot >= len(self.operands.arguments) and isinstance(item, BufferSpec):
+                for table in call.buffers:
+                    table[item.position].array = table[item.position].array.reshape(shape)
         self.scopes = []
         for number, scope in enumerate(lowered.scopes):
             outer = self.scopes[scope.outer] if scope.outer is not None else None

@@ -13,7 +13,7 @@ its buffers; it returns ``kernel(rt)``, run by every device.
 from __future__ import annotations
 
 import linecache
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -32,8 +32,9 @@ from tpusim.pallas.symbols import (
     dynamic_names,
     key_code,
     resolve_ref,
+    whole_shape,
 )
-from tpusim.specs import MemoryRef, SemaphoreArray, SemaphoreType
+from tpusim.specs import MemoryRef, MemorySpace, SemaphoreArray, SemaphoreType
 
 _FILES = count(1)
 
@@ -66,6 +67,10 @@ class Lowered:
     """Slots of buffers that the kernel, here or on another device, may write."""
     stored_first: set[int] = field(default_factory=set)
     """Slots of buffers that every run of the kernel overwrites whole before it looks at them."""
+    held: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Slots of buffers whose array is a value of this shape, exchanged whole and never written in place."""
+    in_xla: set[int] = field(default_factory=set)
+    """Held slots whose loads go into compiled segments."""
     scopes: list[ScopeDecl] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
     sites: list[Where | None] = field(default_factory=list)
@@ -145,6 +150,7 @@ class Lowering:
         data: bool,
         rules: dict[str, Rule],
         num_integers: int = 0,
+        holdable: Mapping[int, bool] | None = None,
     ) -> None:
         self.rules = rules
         self.name = name
@@ -162,6 +168,8 @@ class Lowering:
         self.out = Lowered("", [])
         self.touched: set[int] = set()
         self.copies: list[tuple[int, int]] = []
+        self.choices: list[tuple[int, int, str]] = []
+        self.accesses: dict[int, set[tuple[int, ...] | None]] = {}
         self._constants(jaxpr)
         integers, refs = jaxpr.invars[:num_integers], jaxpr.invars[num_integers:]
         self.integers = [f"g{number}" for number in range(num_integers)]
@@ -173,16 +181,34 @@ class Lowering:
         results = self.lower_jaxpr(jaxpr)
         if results:
             self.emit(f"return ({', '.join(value.code for value in results)},)")
+        self._hold(holdable or {})
         for line, slot in self.copies:
-            if slot not in self.out.written:
-                self.lines[line] = f"{' ' * 4 * self.depth}pass"
+            if slot not in self.out.written or slot in self.out.held:
+                self._replace(line, "pass")
         self.out.source = self._assemble()
         self.out.filename = f"<tpusim {name} {next(_FILES)}>"
 
     # -- writing --------------------------------------------------------------------------------
 
-    def emit(self, line: str) -> None:
-        """Add a line to the kernel function."""
+    def _hold(self, holdable: Mapping[int, bool]) -> None:
+        """Find the buffers whose arrays can be values; ``holdable``: which arguments, and whether also if written."""
+        for slot, shapes in self.accesses.items():
+            if not self.data or slot not in holdable or None in shapes or len(shapes) > 1:
+                continue
+            if holdable[slot] or slot not in self.out.written:
+                (self.out.held[slot],) = [shape for shape in shapes if shape is not None]
+        for line, slot, text in self.choices:
+            if slot in self.out.held:
+                self._replace(line, text)
+
+    def _replace(self, number: int, text: str) -> None:
+        line = self.lines[number]
+        self.lines[number] = line[: len(line) - len(line.lstrip())] + text
+
+    def emit(self, line: str, held: tuple[int, str] | None = None) -> None:
+        """Add a line to the kernel function; ``held``: a slot, and the line instead where its buffer is held."""
+        if held is not None:
+            self.choices.append((len(self.lines), *held))
         self.lines.append("    " * self.depth + line)
         self.origins.append(self.current)
 
@@ -339,6 +365,8 @@ class Lowering:
             if not isinstance(var, internals.DropVar) and block.last_use.get(var, -1) >= at
         ]
         segment = Segment(eqns, inputs, outputs)
+        if segment.in_numpy is None:
+            self.out.in_xla |= {self.env[var].slot for var in inputs if var in block.views}
         self.out.segments.append(segment)
         number = len(self.out.segments) - 1
         site = self.site(eqns[-1])
@@ -374,6 +402,9 @@ class Lowering:
             self.touched.add(symbol.slot)
             if eqn.primitive.name == "swap" and not keys and self.depth == 2 and not self._is_used(block, eqn):
                 self.out.stored_first.add(symbol.slot)
+        is_plain = eqn.primitive.name in ("get", "swap") and symbol.space is MemorySpace.VMEM
+        shape = whole_shape(symbol, keys) if is_plain else None
+        self.accesses.setdefault(symbol.slot, set()).add(shape)
         if not keys:
             return symbol, whole
         known = block.regions.get((symbol.slot, text := str(keys)))

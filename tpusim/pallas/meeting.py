@@ -12,13 +12,13 @@ import contextvars
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import greenlet
 import numpy as np
 
-from tpusim.errors import TpuSimError
+from tpusim.errors import OptionError, TpuSimError
 from tpusim.machine.core import Core
 from tpusim.machine.memory import sentinel
 from tpusim.options import RunOptions
@@ -41,11 +41,15 @@ class ArrivalTimeoutError(TpuSimError, TimeoutError):
 
 
 class Gate:
-    """What all kernels of one interception share: one lock, and the failure the program has not seen yet."""
+    """What all kernels of one interception share: one lock, and the failure the program has not seen yet.
+
+    Closed when the interception ends; a program compiled ahead of time within it cannot run any more.
+    """
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.failure: Exception | None = None
+        self.is_open = True
         self._skipped = 0
 
     def fail(self, error: Exception) -> None:
@@ -105,6 +109,8 @@ class Meeting:
     def enter(self, index: Any, *operands: Any) -> tuple[Any, ...]:
         """Come as device ``index``; returns its results when the kernel has run."""
         device, changed = int(index), self.gate.changed
+        if not self.gate.is_open:
+            raise OptionError(f"{self.kernel.contents.name} was compiled within intercept(), which has ended")
         with changed:
             if self.gate.failure is not None:
                 self.gate.skip()
@@ -162,19 +168,23 @@ def not_arrived(kernel: CapturedKernel, arrived: Sequence[int], patience_s: floa
     """The error that says which devices came."""
     missing = [device for device in range(size_of(kernel.axis_sizes)) if device not in arrived]
     mesh = ", ".join(f"{axis}={size}" for axis, size in kernel.axis_sizes.items())
-    came, absent = ", ".join(map(str, sorted(arrived))), ", ".join(map(str, missing))
+    came, absent = _devices(sorted(arrived)), _devices(missing)
     place = f"  [{kernel.where}]" if kernel.where is not None else ""
     return ArrivalTimeoutError(
-        f"{kernel.contents.name}, mesh {mesh}: devices {came} arrived and devices {absent} did not within "
+        f"{kernel.contents.name}, mesh {mesh}: {came} arrived and {absent} did not within "
         f"{patience_s:g} s (arrive_timeout_s). Each device of the mesh has to call the kernel.{place}"
     )
+
+
+def _devices(numbers: Sequence[int]) -> str:
+    return f"device{'s' if len(numbers) != 1 else ''} {', '.join(map(str, numbers))}"
 
 
 class KernelRun:
     """One run of the machine for one call of one kernel; ``outputs`` has the results of each device."""
 
-    def __init__(self, kernel: CapturedKernel, options: Mapping[str, Any]) -> None:
-        self.session = Session(RunOptions.of({**options, "mesh": kernel.axis_sizes}), tuple(kernel.axis_sizes))
+    def __init__(self, kernel: CapturedKernel, options: RunOptions) -> None:
+        self.session = Session(replace(options, mesh=kernel.axis_sizes), tuple(kernel.axis_sizes))
         self.kernel = kernel
         self.outputs: dict[int, list[Any]] = {}
 

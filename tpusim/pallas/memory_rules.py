@@ -54,7 +54,10 @@ def _load(lowering: Lowering, block: Block, eqn: Any, symbol: RefSymbol, region:
         lowering.env[var] = Value(name, True)
         return
     name = lowering.fresh("x")
-    lowering.emit(f"{name} = rt.load({buffer}, {region}, {site})")
+    lowering.emit(
+        f"{name} = rt.load({buffer}, {region}, {site})",
+        held=(symbol.slot, f"core.load({buffer}, {region}, {site}); {name} = {buffer}.array"),
+    )
     value = lowering.env[var] = Value(name, False, symbol.slot if lowering.data else -1)
     if lowering.data:
         block.views[var] = value
@@ -78,7 +81,10 @@ def _swap(lowering: Lowering, block: Block, eqn: Any) -> None:
     lowering.flush(block, stored=symbol.slot)
     lowering.emit(f"core.store(buf[p{symbol.slot}], {region}, {lowering.site(eqn)})")
     if lowering.data or symbol.space is MemorySpace.SMEM:
-        lowering.emit(f"buf[p{symbol.slot}].array[{region}.index] = {value.code}")
+        lowering.emit(
+            f"buf[p{symbol.slot}].array[{region}.index] = {value.code}",
+            held=(symbol.slot, f"buf[p{symbol.slot}].array = {value.code}"),
+        )
 
 
 def _masked_load(lowering: Lowering, block: Block, eqn: Any) -> None:

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax.numpy as jnp
+import numpy as np
+
 from tpusim.errors import NotModelledError, finding_error
 from tpusim.findings import Kind, Where
 from tpusim.machine.calls import Call
@@ -143,12 +146,19 @@ class Operands:
             is_lent=position not in lowered.written
             and position not in self.aliases
             and position not in self.aliases.values(),
+            convert=_to_xla if position in lowered.in_xla and position in lowered.held else None,
             keeps=position in lowered.stored_first,
+            held=lowered.held.get(position),
             shares=shares,
         )
         self.streams[position] = stream
         self.arguments.append(stream.spec)
         return stream
+
+
+def _to_xla(view: Any) -> Any:
+    """A block as an array of XLA, which compiled segments take without a copy."""
+    return jnp.asarray(np.ascontiguousarray(view))
 
 
 def memory(kind: internals.RefType) -> MemoryRef:

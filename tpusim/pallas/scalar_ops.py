@@ -48,8 +48,8 @@ def shift_logical(a: int, b: int, bits: int) -> int:
 
 
 def shift_arithmetic(a: int, b: int, bits: int) -> int:
-    """The sign comes in from the left."""
-    return a >> (b if 0 <= b < bits else bits - 1)
+    """The sign comes in from the left; that of an unsigned type is its highest bit."""
+    return wrap(a, bits, True) >> (b if 0 <= b < bits else bits - 1)
 
 
 def sign(a: int) -> int:
@@ -114,7 +114,10 @@ def _same(operands: list[str], _eqn: Any) -> str:
     return operands[0]
 
 
-WRAPS = {"add", "sub", "mul", "neg", "abs", "shift_left", "integer_pow", "div", "not"}
+WRAPS = {
+    "add", "sub", "mul", "neg", "abs", "shift_left", "shift_right_logical", "shift_right_arithmetic", "integer_pow",
+    "div", "not",
+}  # fmt: skip
 """Primitives whose result can leave the range of its type."""
 
 TABLE: dict[str, Rule] = {
@@ -135,6 +138,8 @@ TABLE: dict[str, Rule] = {
     "shift_left": lambda operands, eqn: f"shift_left({', '.join(operands)}, {_width(eqn)})",
     "shift_right_logical": lambda operands, eqn: f"shift_logical({', '.join(operands)}, {_width(eqn)})",
     "shift_right_arithmetic": lambda operands, eqn: f"shift_arithmetic({', '.join(operands)}, {_width(eqn)})",
+    "population_count": lambda operands, eqn: f"({operands[0]} & {(1 << _width(eqn)) - 1}).bit_count()",
+    "clz": lambda operands, eqn: f"{_width(eqn)} - ({operands[0]} & {(1 << _width(eqn)) - 1}).bit_length()",
     "eq": _binary("({} == {})"),
     "ne": _binary("({} != {})"),
     "lt": _binary("({} < {})"),

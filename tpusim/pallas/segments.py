@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -21,25 +22,36 @@ class Segment:
         self.outputs = list(outputs)
         self._function: Callable[..., Any] | None = None
 
+    @cached_property
+    def in_numpy(self) -> Callable[..., Any] | None:
+        """The segment as a few NumPy calls, where that is faster than a compiled one."""
+        return _in_numpy(self)
+
     def function(self) -> Callable[..., tuple[Any, ...]]:
-        """NumPy arrays, NumPy scalars or Python ints of ``inputs`` to NumPy arrays of ``outputs``."""
+        """Arrays, NumPy scalars or Python ints of ``inputs`` to arrays of ``outputs``; large ones stay with XLA."""
         if self._function is None:
             self._function = self._compile()
         return self._function
 
     def _compile(self) -> Callable[..., Any]:
-        small = _in_numpy(self)
-        if small is not None:
-            return small
+        if self.in_numpy is not None:
+            return self.in_numpy
         run = jax.jit(internals.callable_of(self.inputs, self.outputs, self.eqns))
         dtypes = [var.aval.dtype for var in self.inputs]
         convert = [_converter(dtype) for dtype in dtypes]
+        is_large = sum(var.aval.size for var in self.outputs) >= _LARGE
 
-        def call(*values: Any) -> tuple[Any, ...]:
-            typed = [make(value) for make, value in zip(convert, values, strict=True)]
-            return tuple(np.asarray(result) for result in run(*typed))
+        def call(*values: Any) -> Sequence[Any]:
+            results = run(*[make(value) for make, value in zip(convert, values, strict=True)])
+            if is_large and not any(type(value) is np.ndarray for value in values):
+                return results  # type: ignore[no-any-return]
+            # A NumPy input may be a view of a buffer that is written next.
+            return tuple(result.block_until_ready() if is_large else np.asarray(result) for result in results)
 
-        return call
+        if self.inputs:
+            return call
+        known = call()
+        return lambda: known
 
     def cycles(self, costs: CostTable) -> int:
         """Cycles on a chip: the slots of all its equations together, and the fill of the MXU for each product."""
@@ -58,6 +70,8 @@ _NUMPY = {
     "abs": "np.abs({})",
 }
 """Primitives that NumPy computes to the same bits for float32 and int32."""
+_LARGE = 1 << 14
+"""Results of so many elements stay arrays of XLA until something else needs them."""
 _FEW = 5
 """A segment of more equations is worth a call into XLA, which costs as much as a few NumPy calls."""
 
@@ -80,7 +94,9 @@ def _in_numpy(segment: Segment) -> Callable[..., Any] | None:
             else:
                 operands.append(names[var])
         out = eqn.outvars[0]
-        if eqn.primitive.name not in _NUMPY or out.aval.dtype != eqn.invars[0].aval.dtype or not out.aval.shape:
+        if eqn.primitive.name not in _NUMPY or out.aval.dtype != eqn.invars[0].aval.dtype:
+            return None
+        if not out.aval.shape and out.aval.dtype != np.float32:  # Python's integers would become wider ones
             return None
         names[out] = f"o{number}"
         lines.append(f"    o{number} = {_NUMPY[eqn.primitive.name].format(*operands)}")

@@ -98,3 +98,18 @@ def dynamic_names(keys: list[list[Part]]) -> list[str]:
     """The variables that index expressions depend on."""
     text = " ".join(key_code(key) for key in keys)
     return sorted(set(re.findall(r"\b[a-z]\w*\b", text)) - {"int", "rt"})
+
+
+def whole_shape(symbol: RefSymbol, keys: list[list[Part]]) -> tuple[int, ...] | None:
+    """The shape of what indices take of a buffer, if that is all of it; else ``None``."""
+    if not keys:
+        return symbol.shape
+    if len(keys) > 1 or len(keys[0]) != len(symbol.shape):
+        return None
+    shape = []
+    for part, extent in zip(keys[0], symbol.shape, strict=True):
+        if part == ("0", str(extent), "1"):
+            shape.append(extent)
+        elif part != "0" or extent != 1:
+            return None
+    return tuple(shape)

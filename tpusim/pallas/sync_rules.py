@@ -142,11 +142,12 @@ def _semaphore_wait(lowering: Lowering, block: Block, eqn: Any) -> None:
     leaves = [lowering.read(var) for var in eqn.invars]
     ref, transforms, amount, decrement = tree_util.tree_unflatten(eqn.params["args_tree"], leaves)
     lowering.flush(block)
-    code = decrement.code if isinstance(decrement, Value) else str(decrement)
-    if code not in ("True", "1"):
-        raise not_modelled("semaphore_wait(decrement=False)", eqn)
     which = lowering.semaphore(block, internals.TransformedRef(ref, tuple(transforms)), eqn)
-    lowering.emit(f"if not core.wait({which}, {lowering.integer(block, amount)}, {lowering.site(eqn)}): suspend()")
+    units, site = lowering.integer(block, amount), lowering.site(eqn)
+    takes = decrement.code if isinstance(decrement, Value) else str(bool(decrement))
+    lowering.emit(f"if not core.wait({which}, {units}, {site}): suspend()")
+    if takes != "True":
+        lowering.emit(f"{'' if takes == 'False' else f'if not {takes}: '}core.give_back({which}, {units}, {site})")
 
 
 def _semaphore_read(lowering: Lowering, block: Block, eqn: Any) -> None:
