@@ -21,12 +21,12 @@ from hypothesis.extra import numpy as hnp
 
 from tpusim.backend import use
 from tpusim.errors import NotModelledError, TpuSimError
-from tpusim.numerics import cast, integer_limits
-from tpusim.promotion import DTYPES, kind_letter
-from tpusim.scalars import Scalar, from_numpy
-from tpusim.simulated_numpy import SimulatedNumpy
-from tpusim.ufuncs import UFUNCS
 from tpusim.values import Array, promote
+from tpusim.values.numerics import cast, integer_limits
+from tpusim.values.promotion import DTYPES, kind_letter
+from tpusim.values.scalars import Scalar, from_numpy
+from tpusim.values.simulated_numpy import SimulatedNumpy
+from tpusim.values.ufuncs import UFUNCS
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy

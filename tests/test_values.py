@@ -19,9 +19,9 @@ from tpusim.errors import (
     ShapeMismatchError,
     TracedValueError,
 )
-from tpusim.scalars import FALSE, TRUE
-from tpusim.simulated_numpy import SimulatedNumpy
 from tpusim.values import Array, Scalar, known, make_value, promote
+from tpusim.values.scalars import FALSE, TRUE
+from tpusim.values.simulated_numpy import SimulatedNumpy
 
 F32, I32, BF16, BOOL = np.dtype(np.float32), np.dtype(np.int32), np.dtype(ml_dtypes.bfloat16), np.dtype(np.bool_)
 

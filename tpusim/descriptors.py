@@ -18,8 +18,8 @@ from pydantic_core import ArgsKwargs
 
 from tpusim.backend import Backend, RawSite, active
 from tpusim.errors import DescriptorError
-from tpusim.scalars import Scalar
 from tpusim.specs import SemaphoreType
+from tpusim.values.scalars import Scalar
 
 _getframe = sys._getframe
 PAIR_MESSAGE = "Either both or neither `src_sem` and `device_id` can be set."

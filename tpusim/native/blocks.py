@@ -8,8 +8,8 @@ from typing import Any
 from tpusim.errors import OptionError
 from tpusim.machine.memory import BufferSpec
 from tpusim.pipeline import IndexMap
-from tpusim.scalars import Scalar
 from tpusim.specs import BlockSpec, MemorySpace
+from tpusim.values.scalars import Scalar
 
 
 def as_index_map(kernel: str, array: BufferSpec, block: BlockSpec, grid: tuple[int, ...]) -> IndexMap | None:

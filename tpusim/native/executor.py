@@ -24,13 +24,13 @@ from tpusim.machine.core import Core
 from tpusim.machine.memory import BufferSpec, Region, sentinel
 from tpusim.machine.semaphores import Semaphore
 from tpusim.native.refs import BarrierRef, DynamicSlice, Ref, SemaphoreRef, require_vector_memory
-from tpusim.numerics import integer_limits
-from tpusim.promotion import canonical_dtype, kind_letter
-from tpusim.scalars import captured_constant
-from tpusim.simulated_numpy import SimulatedNumpy
 from tpusim.specs import SemaphoreType, is_scratch_type
 from tpusim.units import cycles_ps
 from tpusim.values import Array, Scalar
+from tpusim.values.numerics import integer_limits
+from tpusim.values.promotion import canonical_dtype, kind_letter
+from tpusim.values.scalars import captured_constant
+from tpusim.values.simulated_numpy import SimulatedNumpy
 
 if TYPE_CHECKING:
     from tpusim.native.simulate import Program
@@ -76,7 +76,7 @@ class Executor:
         self.suspend = suspend
         self.grid_index: tuple[int, ...] = ()
         self.scope_path: tuple[Any, ...] = ()
-        self.np: Any = SimulatedNumpy(self)
+        self.np: Any = SimulatedNumpy(self, self.machine.data)
         self._charges = program.charges
         self._axis_index: dict[Any, Scalar] = {}
 
@@ -349,8 +349,9 @@ class Executor:
     def fori_loop(self, lower: Any, upper: Any, body: Callable[[Any, Any], Any], init: Any, unroll: Any) -> Any:
         """Run the loop; each index is a tracked scalar."""
         carry = init
+        is_weak = type(lower) is int and type(upper) is int  # as in jax.lax.fori_loop
         for index in range(_static(lower, "lower"), _static(upper, "upper")):
-            carry = body(Scalar(index), carry)
+            carry = body(Scalar(index, weak=is_weak), carry)
         return carry
 
     def run_scoped(self, body: Callable[..., Any], types: tuple[Any, ...], kw_types: dict[str, Any]) -> Any:

@@ -16,9 +16,9 @@ import numpy as np
 
 from tpusim.backend import use
 from tpusim.declare import Declared
-from tpusim.simulated_numpy import SimulatedNumpy
 from tpusim.specs import MemoryRef, SemaphoreArray
 from tpusim.values import Array, Scalar
+from tpusim.values.simulated_numpy import SimulatedNumpy
 
 
 @dataclass
@@ -115,7 +115,7 @@ class _Scan:
         self.sizes = sizes
         self.grid = grid
         self.found = Scanned()
-        self.np: Any = SimulatedNumpy(self)
+        self.np: Any = SimulatedNumpy(self, data=False)
 
     def charge(self, op: str, dtype: Any, shapes: Any, out_shape: Any) -> None:
         pass

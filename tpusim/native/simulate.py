@@ -15,7 +15,7 @@ import numpy as np
 
 from tpusim.backend import use
 from tpusim.declare import Declared, resolve
-from tpusim.errors import FindingError, NotModelledError, OptionError
+from tpusim.errors import FindingError, OptionError
 from tpusim.findings import Finding, Kind, Where
 from tpusim.judges.deadlock import device_ranges
 from tpusim.launch import entry_barrier, placed

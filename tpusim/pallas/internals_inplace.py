@@ -166,7 +166,6 @@ _kernel_p = core.Primitive("tpusim_kernel")
 _kernel_p.multiple_results = True
 
 
-@_kernel_p.def_effectful_abstract_eval
 def _types(*_: Any, entry: Entry, types: tuple[Any, ...]) -> tuple[list[Any], set[Any]]:
     return list(types), {callback._OrderedIOEffect}
 
@@ -189,6 +188,7 @@ def _lower(ctx: Any, *operands: Any, entry: Entry, types: tuple[Any, ...]) -> An
     return results
 
 
+_kernel_p.def_effectful_abstract_eval(_types)
 mlir.register_lowering(_kernel_p, _lower, cacheable=False)
 
 

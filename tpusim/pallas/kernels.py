@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tpusim.errors import FindingError, NotModelledError
+from tpusim.errors import FindingError
 from tpusim.findings import Where
 from tpusim.launch import Suspend, entry_barrier, placed
 from tpusim.machine.core import Core

@@ -15,11 +15,21 @@ from typing import Any, Final, NoReturn, Protocol
 
 import numpy as np
 
-from tpusim import numerics, shapes
 from tpusim.errors import NotModelledError, OptionError, ShapeMismatchError, TracedValueError
-from tpusim.numerics import NDArray, cast
-from tpusim.promotion import BOOL, FLOAT32, DType, canonical_dtype, inexact, kind_letter, kind_of, promote, summed
-from tpusim.scalars import (
+from tpusim.values import numerics, shapes
+from tpusim.values.numerics import NDArray, cast
+from tpusim.values.promotion import (
+    BOOL,
+    FLOAT32,
+    DType,
+    canonical_dtype,
+    inexact,
+    kind_letter,
+    kind_of,
+    promote,
+    summed,
+)
+from tpusim.values.scalars import (
     Scalar,
     apply_to_scalars,
     captured_constant,
@@ -28,9 +38,9 @@ from tpusim.scalars import (
     power_of,
     to_numpy,
 )
-from tpusim.shapes import Shape
-from tpusim.traced import Traced
-from tpusim.ufuncs import UFUNCS, Rule, Ufunc
+from tpusim.values.shapes import Shape
+from tpusim.values.traced import Traced
+from tpusim.values.ufuncs import UFUNCS, Rule, Ufunc
 
 __all__ = ["Array", "Charger", "Scalar", "known", "make_value", "promote"]
 

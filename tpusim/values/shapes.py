@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from tpusim.errors import NotModelledError, OutOfBoundsError, ShapeMismatchError, TracedValueError
-from tpusim.traced import Traced
+from tpusim.values.traced import Traced
 
 Shape: TypeAlias = tuple[int, ...]
 

@@ -15,10 +15,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from tpusim import numerics
 from tpusim.errors import ShapeMismatchError
-from tpusim.numerics import NDArray, cast, working_dtype
-from tpusim.promotion import BOOL, DType, Kind, inexact, join, kind_letter, kind_of, numeric
+from tpusim.values import numerics
+from tpusim.values.numerics import NDArray, cast, working_dtype
+from tpusim.values.promotion import BOOL, DType, Kind, inexact, join, kind_letter, kind_of, numeric
 
 
 class Rule(Enum):

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from tpusim.promotion import BOOL, FLOAT32, DType, kind_letter
+from tpusim.values.promotion import BOOL, FLOAT32, DType, kind_letter
 
 NDArray: TypeAlias = np.ndarray[Any, Any]
 

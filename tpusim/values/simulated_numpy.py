@@ -1,6 +1,6 @@
 """The ``jax.numpy`` of the simulated machine: what ``tpusim.np.<name>`` is inside a native kernel.
 
-Elementwise functions come from the table in ``tpusim.ufuncs``; the others are methods here.  Each
+Elementwise functions come from the table in ``tpusim.values.ufuncs``; the others are methods here.  Each
 charges its core once for every JAX primitive it stands for.  A name that jax.numpy has and this lacks
 raises ``NotModelledError``: a wrong guess would be worse.
 """
@@ -15,15 +15,16 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tpusim import numerics, shapes, values
 from tpusim.errors import NotModelledError, ShapeMismatchError
-from tpusim.numerics import cast
-from tpusim.promotion import BOOL, DTYPES, FLOAT32, INT32, DType, canonical_dtype, kind_letter, kind_of, promote
-from tpusim.scalars import Scalar, from_numpy, is_scalar, scalar, to_numpy
-from tpusim.simulated_shapes import ShapeFunctions
-from tpusim.traced import Traced
-from tpusim.ufuncs import ROUND, UFUNCS, Ufunc
-from tpusim.values import Array, convert, run, shape_of
+from tpusim.values import arrays as values
+from tpusim.values import numerics, shapes
+from tpusim.values.arrays import Array, convert, run, shape_of
+from tpusim.values.numerics import cast
+from tpusim.values.promotion import BOOL, DTYPES, FLOAT32, INT32, DType, canonical_dtype, kind_letter, kind_of, promote
+from tpusim.values.scalars import Scalar, from_numpy, is_scalar, scalar, to_numpy
+from tpusim.values.simulated_shapes import ShapeFunctions
+from tpusim.values.traced import Traced
+from tpusim.values.ufuncs import ROUND, UFUNCS, Ufunc
 
 
 class ScalarType:

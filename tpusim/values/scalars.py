@@ -13,10 +13,10 @@ import numpy as np
 
 from tpusim.backend import active
 from tpusim.errors import OptionError, ShapeMismatchError
-from tpusim.numerics import NDArray, cast
-from tpusim.promotion import BOOL, INT32, INT32_MAX, INT32_MIN, DType, canonical_dtype, kind_letter
-from tpusim.traced import Traced
-from tpusim.ufuncs import INTEGER_POW, UFUNCS, Ufunc
+from tpusim.values.numerics import NDArray, cast
+from tpusim.values.promotion import BOOL, INT32, INT32_MAX, INT32_MIN, DType, canonical_dtype, kind_letter
+from tpusim.values.traced import Traced
+from tpusim.values.ufuncs import INTEGER_POW, UFUNCS, Ufunc
 
 Number = bool | int | float
 _new: Final = object.__new__

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from tpusim.errors import TracedValueError
-from tpusim.ufuncs import ROUND, UFUNCS, Ufunc
+from tpusim.values.ufuncs import ROUND, UFUNCS, Ufunc
 
 
 def _unary(ufunc: Ufunc) -> Callable[[Any], Any]:

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from tpusim import shapes, values
 from tpusim.errors import NotModelledError, ShapeMismatchError
-from tpusim.numerics import NDArray, cast
-from tpusim.promotion import FLOAT32, DType, canonical_dtype, kind_of, promote
-from tpusim.scalars import captured_constant, from_numpy, is_scalar, to_numpy
-from tpusim.traced import Traced
-from tpusim.values import Array, Charger, convert, run, shape_of
+from tpusim.values import arrays as values
+from tpusim.values import shapes
+from tpusim.values.arrays import Array, Charger, convert, run, shape_of
+from tpusim.values.numerics import NDArray, cast
+from tpusim.values.promotion import FLOAT32, DType, canonical_dtype, kind_of, promote
+from tpusim.values.scalars import captured_constant, from_numpy, is_scalar, to_numpy
+from tpusim.values.traced import Traced
 
 
 class ShapeFunctions:
