@@ -5,7 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -30,11 +31,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="needs jax: pip install 'tpusim[pallas]'"))
 
 
+@contextmanager
+def _turn() -> Iterator[None]:
+    with Path(tempfile.gettempdir(), f"tpusim-interpret-{os.getuid()}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@pytest.fixture(scope="session")
+def interpret_turn() -> Callable[[], AbstractContextManager[None]]:
+    """A context manager, held by one at a time over all workers: several devices want every core there is."""
+    return _turn
+
+
 @pytest.fixture
 def interpret_lock() -> Iterator[None]:
     """Held by one test at a time over all workers: interpret mode wants every core of a small computer."""
-    with Path(tempfile.gettempdir(), f"tpusim-interpret-{os.getuid()}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _turn():
         yield
 
 

@@ -49,6 +49,9 @@ class Backend(Protocol):
     def start(self, descriptor: AsyncCopyDescriptor, priority: int, add: bool, site: RawSite) -> None:
         """Start its copy."""
 
+    def wait(self, descriptor: AsyncCopyDescriptor, site: RawSite) -> None:
+        """Wait until the source of a remote copy has been read, then until the destination has been written."""
+
     def wait_send(self, descriptor: AsyncCopyDescriptor, site: RawSite) -> None:
         """Wait until the source has been read."""
 

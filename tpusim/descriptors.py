@@ -97,11 +97,8 @@ class AsyncCopyDescriptor(_Fields):
 
     def wait(self) -> None:
         """Wait until the source has been read (remote copies), then until the destination is written."""
-        backend, frame = self.backend or active(), _getframe(1)
-        site = (frame.f_code, frame.f_lasti)
-        if self.src_sem is not None:
-            backend.wait_send(self, site)
-        backend.wait_recv(self, site)
+        frame = _getframe(1)
+        (self.backend or active()).wait(self, (frame.f_code, frame.f_lasti))
 
     def wait_send(self) -> None:
         """Wait until the source of a remote copy has been read."""

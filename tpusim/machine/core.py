@@ -38,7 +38,7 @@ class Core:
     """
 
     __slots__ = (
-        "_blocked", "_callbacks", "_ok", "buffers", "call", "callbacks", "compute_ps", "device", "done",
+        "_blocked", "_callbacks", "_ok", "_then", "buffers", "call", "callbacks", "compute_ps", "device", "done",
         "entered_ps", "env", "exited_ps", "issue_ps", "machine", "now", "operations", "order", "resume", "schedule",
         "semaphores", "wait_ps",
     )  # fmt: skip
@@ -55,6 +55,7 @@ class Core:
         self.exited_ps = -1
         self.done = False
         self._blocked: tuple[Semaphore, int, int, Any] | None = None
+        self._then: tuple[Semaphore, int, Any] | None = None
         self.issue_ps = machine.timing.issue_ps
         self.wait_ps = machine.timing.wait_ps
         self.schedule = machine.env.schedule
@@ -194,6 +195,15 @@ class Core:
         semaphore.waiter = self
         return False
 
+    def wait_both(
+        self, first: Semaphore, amount: int, site: Any, second: Semaphore, second_amount: int, second_site: Any
+    ) -> bool:
+        """One wait after the other, suspending at most once; ``False`` as for ``wait``."""
+        if self.wait(first, amount, site):
+            return self.wait(second, second_amount, second_site)
+        self._then = (second, second_amount, second_site)
+        return False
+
     def wake(self, now: int) -> None:
         """Go on after a wait; called by the semaphore that holds enough at ``now`` (ps)."""
         if now > self.now:
@@ -203,6 +213,11 @@ class Core:
             self._blocked = None
             for hook in self.machine.hooks.waited:
                 hook(self, semaphore, amount, since, self.now, site)
+        then = self._then
+        if then is not None:
+            self._then = None
+            if not self.wait(*then):
+                return
         self.resume()
 
     def give_back(self, semaphore: Semaphore, amount: int, site: Any) -> None:

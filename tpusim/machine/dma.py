@@ -93,6 +93,8 @@ class Copy(Flow):
         self.read_ps = now = core.env.now
         if self.src.array is not None:
             self.move()
+        else:
+            self.dst.array = None  # nobody knows what it holds now
         self.src.reading.remove(self)
         for hook in machine.hooks.copy_read:
             hook(self)
@@ -115,14 +117,10 @@ class Copy(Flow):
         src, dst = self.src.array, self.dst.array
         if src is None or dst is None:
             return
-        target = dst[self.dst_region.index]
-        value = src[self.src_region.index]
+        value = self.src_region.read(src)
         if self.add:
-            dst[self.dst_region.index] = target + value
-        elif self.dst_region.kept:
-            target[...] = value
-        else:
-            dst[self.dst_region.index] = value
+            value = self.dst_region.read(dst) + value
+        self.dst_region.write(dst, value)
 
     def written(self) -> None:
         """End of the writer leg."""

@@ -74,6 +74,7 @@ class Machine:
         self.cores = [Core(self, device) for device in range(len(devices))]
         self.calls: list[Call] = []
         self.barriers: dict[Any, list[Semaphore]] = {}
+        self._routing_sites: list[Any] = []
 
     # -- building -------------------------------------------------------------------------------
 
@@ -303,7 +304,10 @@ class Machine:
         )
 
     def report_routing(self, copy: Copy) -> None:
-        """A route that JAX's documentation advises against on this chip."""
+        """A route that JAX's documentation advises against on this chip; each line once."""
+        if copy.site in self._routing_sites:
+            return
+        self._routing_sites.append(copy.site)
         self.note(
             Kind.ROUTING,
             f"copy from device {self.coordinates(copy.core.device)} to {self.coordinates(copy.dst.device)} goes "

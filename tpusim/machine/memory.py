@@ -229,6 +229,14 @@ class Region:
                 parts.append(f"{part[0]}:{end}" + (f":{step}" if step != 1 else ""))
         return ", ".join(parts)
 
+    def read(self, array: np.ndarray[Any, Any]) -> Any:
+        """Its values in the buffer's array: a view where NumPy has one."""
+        return array[self.index]
+
+    def write(self, array: np.ndarray[Any, Any], value: Any) -> None:
+        """Put values into the buffer's array."""
+        array[self.index] = value
+
     def overlaps(self, other: Region) -> bool:
         """Whether the two regions of one buffer share an element."""
         if self.lo >= other.hi or other.lo >= self.hi:
@@ -344,7 +352,10 @@ def sentinel(dtype: np.dtype[Any]) -> Any:
 
 def fresh_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     """An array of never written elements."""
-    return np.full(shape, sentinel(dtype), dtype)
+    if dtype.isbuiltin == 1:
+        return np.full(shape, sentinel(dtype), dtype)
+    bits = np.dtype(f"u{dtype.itemsize}")  # NumPy fills its own types ten times as fast
+    return np.full(shape, np.asarray(sentinel(dtype)).view(bits), bits).view(dtype)
 
 
 def holds_sentinel(array: np.ndarray[Any, Any]) -> bool:

@@ -231,6 +231,26 @@ class Executor:
                 Kind.UNSUPPORTED, "add=True is not supported on a TensorCore.", self.core.device, site
             )
 
+    def wait(self, descriptor: AsyncCopyDescriptor, site: RawSite) -> None:
+        """Wait for both legs of a remote copy, or for a local one."""
+        if descriptor.src_sem is None:
+            self.wait_recv(descriptor, site)
+            return
+        if descriptor.use is None:
+            self.made(descriptor, site)
+        descriptor.use.is_used = True
+        send, receive, core = descriptor.src_sem, descriptor.dst_sem, self.core
+        table = core.semaphores
+        if not core.wait_both(
+            table[send.spec.position][send.flat],
+            descriptor.src_ref.region.nbytes,
+            site,
+            table[receive.spec.position][receive.flat],
+            descriptor.dst_ref.region.nbytes,
+            site,
+        ):
+            self.suspend()
+
     def wait_send(self, descriptor: AsyncCopyDescriptor, site: RawSite) -> None:
         """Wait until its source has been read."""
         if descriptor.use is None:

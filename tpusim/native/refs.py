@@ -94,7 +94,10 @@ class Ref:
     ``ref[...]`` loads, ``ref[...] = value`` stores, ``ref.at[...]`` is a smaller ref for a copy.
     """
 
-    __slots__ = ("executor", "region")
+    __slots__ = ("at", "executor", "region")
+
+    at: _At
+    """``ref.at[index]``: the part of this ref that ``index`` names."""
 
     def __init__(self, executor: Executor, region: Region) -> None:
         self.executor = executor
@@ -120,10 +123,11 @@ class Ref:
         """Number of elements."""
         return self.region.size
 
-    @property
-    def at(self) -> _At:
-        """``ref.at[index]``: the part of this ref that ``index`` names."""
-        return _At(self)
+    def __getattr__(self, name: str) -> Any:
+        if name == "at":  # made when first asked for, then kept: most refs are never cut further
+            self.at = _At(self)
+            return self.at
+        raise AttributeError(f"a ref has no attribute {name!r}")
 
     def __getitem__(self, index: Any) -> Any:
         return self.executor.load(self.region.sub(region_key(self.region, index)))

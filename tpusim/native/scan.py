@@ -146,6 +146,9 @@ class _Scan:
         if isinstance(descriptor.dst_ref, _ScanRef):
             self.found.written.add(descriptor.dst_ref.argument)
 
+    def wait(self, descriptor: Any, site: Any) -> None:
+        pass
+
     def wait_send(self, descriptor: Any, site: Any) -> None:
         pass
 

@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 def emit(kernel: Kernel, mesh: Mesh | AbstractMesh, interpret: Any = None) -> Callable[..., Any]:
     """A function from GLOBAL arrays to the GLOBAL outputs of ``kernel`` on ``mesh``.
 
-    ``mesh`` has the kernel's axes in the kernel's order; an abstract one will do to capture the function.  ``interpret``: ``True`` for TPU interpret mode
-    on the CPU, a ``pltpu.InterpretParams``, or ``None``/``False`` for a TPU.  The function is jitted;
-    declarations are resolved when it first meets a set of shapes.
+    ``mesh`` has the kernel's axes in the kernel's order; an abstract one will do to capture the function.
+    ``interpret``: ``True`` for TPU interpret mode on the CPU, a ``pltpu.InterpretParams``, or
+    ``None``/``False`` for a TPU.  The function is jitted; declarations are resolved when it first meets a
+    set of shapes.
     """
     sizes = dict(mesh.shape)
     auto = _with_auto_axes(mesh)

@@ -12,6 +12,7 @@ from tpusim.findings import Kind
 from tpusim.machine.core import Core
 from tpusim.machine.memory import Buffer, Region, sentinel
 from tpusim.machine.semaphores import Semaphore
+from tpusim.pallas.views import ViewRegion
 
 if TYPE_CHECKING:
     from tpusim.machine.calls import Call, Scope
@@ -66,12 +67,53 @@ class Frame:
             value = np.full_like(value, sentinel(region.spec.dtype))
         return value
 
+    def load_view(self, buffer: Buffer, region: Region, site: Any) -> Any:
+        """The values of a region of any kind."""
+        racing = self.core.load(buffer, region, site)
+        value = self.peek(buffer, region)
+        if value is not None and racing is not None and racing.dst is buffer:
+            value = np.full_like(value, sentinel(value.dtype))
+        return value
+
+    def peek(self, buffer: Buffer, region: Region) -> Any:
+        """The values of a region, at no cost."""
+        return None if buffer.array is None else region.read(buffer.array)
+
+    def put(self, buffer: Buffer, region: Region, value: Any) -> None:
+        """Store without data: what nobody knows makes its whole buffer unknown."""
+        if value is None:
+            buffer.array = None
+        elif buffer.array is not None:
+            region.write(buffer.array, value)
+
+    def where(self, mask: Any, value: Any, other: Any, region: Region) -> Any:
+        """``value`` in the lanes of ``mask``, else ``other``; what memory never written holds where that is None."""
+        if mask is None or value is None:
+            return None
+        dtype = region.dtype if isinstance(region, ViewRegion) else region.spec.dtype
+        chosen = np.where(mask, value, sentinel(dtype) if other is None else other)
+        return chosen if chosen.dtype == dtype else chosen.astype(dtype)
+
+    def add(self, left: Any, right: Any) -> Any:
+        """The sum, if both are known."""
+        return None if left is None or right is None else left + right
+
+    def load_integer_view(self, buffer: Buffer, region: Region, site: Any) -> int:
+        """A scalar int or bool of a region of any kind."""
+        value: int = self.known(self.load_view(buffer, region, site), region).item()
+        return value
+
+    def known(self, value: Any, what: Any) -> Any:
+        """A value that the program needs; raises where the run carries no data."""
+        if value is None:
+            raise NotModelledError(f"data=False: the kernel needs the value of {what}; run it with data=True")
+        return value
+
     def load_integer(self, buffer: Buffer, region: Region, site: Any) -> int:
         """A scalar int or bool."""
         self.core.load(buffer, region, site)
-        if buffer.array is None:
-            raise NotModelledError(f"data=False: the kernel needs the value of {region}; run it with data=True")
-        value: int = buffer.array[region.index].item()
+        array = buffer.array if buffer.array is not None else self.known(None, region)
+        value: int = array[region.index].item()
         return value
 
     def stack(self, values: list[Any]) -> Any:

@@ -257,6 +257,19 @@ def semaphore_kind(dtype: Any) -> SemaphoreType | None:
     return None
 
 
+def view_of(transform: Any) -> tuple[str, Any] | None:
+    """A transform other than an index as a function of ``views`` and its argument; an empty name changes nothing."""
+    if isinstance(transform, state_types.ReshapeTransform):
+        return "reshaped", tuple(int(dim) for dim in transform.shape)
+    if isinstance(transform, state_types.TransposeTransform):
+        return "transposed", tuple(int(dim) for dim in transform.permutation)
+    if isinstance(transform, state_types.BitcastTransform):
+        return "bitcast", np.dtype(transform.dtype).name
+    if type(transform).__name__ == "MemorySpaceCastTransform":  # 0.12
+        return "", None
+    return None
+
+
 # -- pallas_call ------------------------------------------------------------------------------------
 
 

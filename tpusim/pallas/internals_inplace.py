@@ -142,12 +142,30 @@ def _enter(intercept: Intercept, operands: Sequence[Any], params: dict[str, Any]
     index: Any = jax.numpy.int32(0)
     for axis, size in core.get_axis_env().axis_sizes.items():
         index = index * size + jax.lax.axis_index(axis)
+    if params["mesh"] is not None:  # from core_map or pl.kernel
+        params = {**params, "jaxpr": _placed(params["jaxpr"], params["grid_mapping"], params["mesh"])}
     equation = KernelEquation(params, _where_of_function(params["jaxpr"]))
     entry = intercept(equation, sizes or {"x": 1})
     plain = [interpreter.remove_memory_space_p.bind(value) for value in operands]
     types = tuple(core.ShapedArray(aval.shape, aval.dtype) for aval in params["out_avals"])
     results: list[Any] = _kernel_p.bind(index, *plain, entry=entry, types=types)
     return results
+
+
+def _placed(jaxpr: Any, mapping: Any, mesh: Any) -> Any:
+    """``jaxpr`` with its operands in the mesh's memory space where it names none, as Pallas lowers it."""
+    first, last = mapping.num_index_operands, mapping.num_index_operands + mapping.num_inputs + mapping.num_outputs
+    renamed = {
+        var: core.Var(var.aval.update(memory_space=mesh.default_memory_space))
+        for var in jaxpr.invars[first:last]
+        if getattr(var.aval, "memory_space", None) is None and isinstance(var.aval.dtype, np.dtype)
+    }
+
+    def of(variables: Sequence[Any]) -> list[Any]:
+        return [var if isinstance(var, core.Literal) else renamed.get(var, var) for var in variables]
+
+    eqns = [eqn.replace(invars=of(eqn.invars)) for eqn in jaxpr.eqns]
+    return jaxpr.replace(invars=of(jaxpr.invars), eqns=eqns)
 
 
 def has_plain_results(equation: KernelEquation) -> bool:

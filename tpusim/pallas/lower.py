@@ -22,15 +22,17 @@ import numpy as np
 
 from tpusim.errors import NotModelledError, finding_error
 from tpusim.findings import Kind, Where
-from tpusim.pallas import internals, scalar_ops
+from tpusim.pallas import internals, scalar_ops, views
 from tpusim.pallas.segments import Segment
 from tpusim.pallas.symbols import (
-    Part,
+    Step,
     RefSymbol,
     SemaphoreSymbol,
     TransformError,
+    View,
+    compose,
     dynamic_names,
-    key_code,
+    region_code,
     resolve_ref,
     whole_shape,
 )
@@ -91,7 +93,7 @@ class Lowered:
 
     def compile(self) -> Any:
         """The ``bind`` function."""
-        namespace: dict[str, Any] = {**scalar_ops.RUNTIME}
+        namespace: dict[str, Any] = {**scalar_ops.RUNTIME, **views.RUNTIME}
         lines = self.source.splitlines(keepends=True)
         linecache.cache[self.filename] = (len(self.source), None, lines, self.filename)
         exec(compile(self.source, self.filename, "exec"), namespace)  # our own source
@@ -167,6 +169,8 @@ class Lowering:
         self.slots = 0
         self.out = Lowered("", [])
         self.touched: set[int] = set()
+        self.views: set[str] = set()
+        """Names of regions that are not plain."""
         self.copies: list[tuple[int, int]] = []
         self.choices: list[tuple[int, int, str]] = []
         self.accesses: dict[int, set[tuple[int, ...] | None]] = {}
@@ -383,7 +387,7 @@ class Lowering:
 
     # -- refs -----------------------------------------------------------------------------------
 
-    def resolve(self, block: Block, ref: Any, eqn: Any) -> tuple[RefSymbol | SemaphoreSymbol, list[list[Part]]]:
+    def resolve(self, block: Block, ref: Any, eqn: Any) -> tuple[RefSymbol | SemaphoreSymbol, list[Step]]:
         """The buffer or semaphores behind a ref operand, and the indices taken of it."""
         try:
             return resolve_ref(ref, lambda value: self.integer(block, value))
@@ -411,7 +415,7 @@ class Lowering:
         if known is not None:
             return symbol, known
         dynamic = dynamic_names(keys)
-        region = whole + "".join(f".sub({key_code(key)})" for key in keys)
+        region = region_code(whole, keys)
         cache, name = self.fresh("c"), self.fresh("r")
         self.setup.append(f"{cache} = {{}}")
         look_up = dynamic[0] if len(dynamic) == 1 else f"({', '.join(dynamic)})" if dynamic else "0"
@@ -431,7 +435,10 @@ class Lowering:
         if symbol.kind is SemaphoreType.BARRIER:
             return f"rt.barrier({symbol.tag!r}, {device or 'core.device'})"
         table = "sem" if device is None else f"all_sem[{device}]"
-        parts = [part for key in keys for part in key]
+        try:
+            parts = compose(keys)
+        except TransformError as error:
+            raise not_modelled(str(error), eqn) from None
         if any(isinstance(part, tuple) for part in parts) or len(parts) != len(symbol.shape):
             raise not_modelled(f"several semaphores at once in {eqn.primitive.name}", eqn)
         flat = "0"

@@ -192,7 +192,8 @@ class KernelRun:
         """Run the devices that came to the end and judge; the others have no part in it."""
         threads: list[greenlet.greenlet] = []
         try:
-            return self.session.finish(tuple, run=lambda: self._run(operands, threads))
+            with np.errstate(all="ignore"):
+                return self.session.finish(tuple, run=lambda: self._run(operands, threads))
         finally:
             for thread in threads:
                 while thread:
@@ -202,6 +203,8 @@ class KernelRun:
         machine = self.session.machine
         instance = KernelInstance(self.kernel, machine, self._log)
         suspend = greenlet.getcurrent().switch
+        for core in machine.cores:
+            core.done = core.device not in operands
         for device, values in sorted(operands.items()):
             core = machine.cores[device]
 

@@ -9,14 +9,14 @@ from jax import tree_util
 from tpusim.errors import MemorySpaceError
 from tpusim.findings import Finding, Kind
 from tpusim.pallas import internals
-from tpusim.pallas.lower import Block, Lowering, Rule, Value, is_integer, not_modelled
+from tpusim.pallas.lower import Block, Lowering, Rule, Value, is_integer
 from tpusim.pallas.symbols import RefSymbol
 from tpusim.specs import MemorySpace
 
 
 def _operand(lowering: Lowering, eqn: Any) -> tuple[Any, list[Any]]:
     """The ref operand of a get or swap with its transforms, and the operands that are not part of it."""
-    has_value = eqn.primitive.name in ("swap", "addupdate")
+    has_value = eqn.primitive.name != "get"
     ref, *rest = [lowering.read(var) for var in eqn.invars]
     values, flat = (rest[:1], rest[1:]) if has_value else ([], rest)
     transforms = tree_util.tree_unflatten(eqn.params["tree"], flat)
@@ -45,22 +45,42 @@ def _require_vector_memory(symbol: RefSymbol, verb: str, shape: tuple[int, ...],
         )
 
 
-def _load(lowering: Lowering, block: Block, eqn: Any, symbol: RefSymbol, region: str, var: Any) -> None:
+def _load(lowering: Lowering, eqn: Any, symbol: RefSymbol, region: str, block: Block, var: Any) -> None:
+    """Load a region; what the variable is from now on."""
     site = lowering.site(eqn)
     buffer = f"buf[p{symbol.slot}]"
+    is_view = region in lowering.views
     if is_integer(var.aval):
         name = lowering.fresh()
-        lowering.emit(f"{name} = rt.load_integer({buffer}, {region}, {site})")
+        lowering.emit(f"{name} = rt.load_integer{'_view' if is_view else ''}({buffer}, {region}, {site})")
         lowering.env[var] = Value(name, True)
         return
     name = lowering.fresh("x")
-    lowering.emit(
-        f"{name} = rt.load({buffer}, {region}, {site})",
-        held=(symbol.slot, f"core.load({buffer}, {region}, {site}); {name} = {buffer}.array"),
-    )
+    if is_view:
+        lowering.emit(f"{name} = rt.load_view({buffer}, {region}, {site})")
+    else:
+        lowering.emit(
+            f"{name} = rt.load({buffer}, {region}, {site})",
+            held=(symbol.slot, f"core.load({buffer}, {region}, {site}); {name} = {buffer}.array"),
+        )
     value = lowering.env[var] = Value(name, False, symbol.slot if lowering.data else -1)
     if lowering.data:
         block.views[var] = value
+
+
+def _store(lowering: Lowering, block: Block, eqn: Any, symbol: RefSymbol, region: str, code: str) -> None:
+    """Store a value, once it is computed."""
+    buffer = f"buf[p{symbol.slot}]"
+    lowering.emit(f"core.store({buffer}, {region}, {lowering.site(eqn)})")
+    if not lowering.data:
+        if symbol.space is MemorySpace.SMEM:
+            lowering.emit(f"rt.put({buffer}, {region}, {code})")
+    elif region in lowering.views:
+        lowering.emit(f"{region}.write({buffer}.array, {code})")
+    else:
+        lowering.emit(
+            f"{buffer}.array[{region}.index] = {code}", held=(symbol.slot, f"{buffer}.array = {code}")
+        )
 
 
 def _get(lowering: Lowering, block: Block, eqn: Any) -> None:
@@ -68,7 +88,7 @@ def _get(lowering: Lowering, block: Block, eqn: Any) -> None:
     var = eqn.outvars[0]
     symbol, region = lowering.region(block, ref, eqn, reads=True)
     _require_vector_memory(symbol, "load", tuple(var.aval.shape), eqn)
-    _load(lowering, block, eqn, symbol, region, var)
+    _load(lowering, eqn, symbol, region, block, var)
 
 
 def _swap(lowering: Lowering, block: Block, eqn: Any) -> None:
@@ -77,44 +97,66 @@ def _swap(lowering: Lowering, block: Block, eqn: Any) -> None:
     symbol, region = lowering.region(block, ref, eqn)
     _require_vector_memory(symbol, "store", tuple(out.aval.shape), eqn)
     if out in block.last_use:
-        _load(lowering, block, eqn, symbol, region, out)
+        _load(lowering, eqn, symbol, region, block, out)
     lowering.flush(block, stored=symbol.slot)
-    lowering.emit(f"core.store(buf[p{symbol.slot}], {region}, {lowering.site(eqn)})")
-    if lowering.data or symbol.space is MemorySpace.SMEM:
-        lowering.emit(
-            f"buf[p{symbol.slot}].array[{region}.index] = {value.code}",
-            held=(symbol.slot, f"buf[p{symbol.slot}].array = {value.code}"),
-        )
+    _store(lowering, block, eqn, symbol, region, value.code)
+
+
+def _addupdate(lowering: Lowering, block: Block, eqn: Any) -> None:
+    ref, (value,) = _operand(lowering, eqn)
+    symbol, region = lowering.region(block, ref, eqn)
+    _require_vector_memory(symbol, "store", tuple(eqn.invars[1].aval.shape), eqn)
+    lowering.flush(block, stored=symbol.slot)
+    old = lowering.fresh("x")
+    lowering.emit(f"{old} = rt.load_view(buf[p{symbol.slot}], {region}, {lowering.site(eqn)})")
+    sum_ = f"{old} + {value.code}" if lowering.data else f"rt.add({old}, {value.code})"
+    _store(lowering, block, eqn, symbol, region, sum_)
 
 
 def _masked_load(lowering: Lowering, block: Block, eqn: Any) -> None:
-    raise not_modelled("a masked load", eqn)
+    leaves = [lowering.read(var) for var in eqn.invars]
+    ref, transforms, mask, other = tree_util.tree_unflatten(eqn.params["args_tree"], leaves)
+    var = eqn.outvars[0]
+    symbol, region = lowering.region(block, internals.TransformedRef(ref, tuple(transforms)), eqn, reads=True)
+    _require_vector_memory(symbol, "load", tuple(var.aval.shape), eqn)
+    if mask is None:
+        _load(lowering, eqn, symbol, region, block, var)
+        return
+    lowering.flush(block)  # the mask
+    name = lowering.fresh("x")
+    lowering.emit(f"{name} = rt.load_view(buf[p{symbol.slot}], {region}, {lowering.site(eqn)})")
+    lowering.emit(f"{name} = rt.where({mask.code}, {name}, {'None' if other is None else other.code}, {region})")
+    if is_integer(var.aval):
+        lowering.emit(f"{name} = {name}.item()")
+    lowering.env[var] = Value(name, is_integer(var.aval))
 
 
 def _masked_swap(lowering: Lowering, block: Block, eqn: Any) -> None:
-    ref, value, mask = _masked_operands(lowering, eqn)
-    if mask is not None:
-        raise not_modelled("a masked store", eqn)
-    symbol, region = lowering.region(block, ref, eqn)
+    leaves = [lowering.read(var) for var in eqn.invars]
+    ref, transforms, value, mask = tree_util.tree_unflatten(eqn.params["args_tree"], leaves)
+    symbol, region = lowering.region(block, internals.TransformedRef(ref, tuple(transforms)), eqn)
     out = eqn.outvars[0]
     _require_vector_memory(symbol, "store", tuple(out.aval.shape), eqn)
     if out in block.last_use:
-        _load(lowering, block, eqn, symbol, region, out)
+        _load(lowering, eqn, symbol, region, block, out)
     lowering.flush(block, stored=symbol.slot)
-    lowering.emit(f"core.store(buf[p{symbol.slot}], {region}, {lowering.site(eqn)})")
-    if lowering.data:
-        lowering.emit(f"buf[p{symbol.slot}].array[{region}.index] = {value.code}")
+    code = value.code
+    if mask is not None:
+        old = f"rt.peek(buf[p{symbol.slot}], {region})"
+        code = f"rt.where({mask.code}, {code}, {old}, {region})"
+    _store(lowering, block, eqn, symbol, region, code)
 
 
-def _masked_operands(lowering: Lowering, eqn: Any) -> tuple[Any, Any, Any]:
-    leaves = [lowering.read(var) for var in eqn.invars]
-    ref, transforms, value, mask = tree_util.tree_unflatten(eqn.params["args_tree"], leaves)
-    return internals.TransformedRef(ref, tuple(transforms)), value, mask
+def _nothing(lowering: Lowering, block: Block, eqn: Any) -> None:
+    """Orders or annotates for the compiler only."""
 
 
 RULES: dict[str, Rule] = {
     "get": _get,
     "swap": _swap,
+    "addupdate": _addupdate,
     "masked_load": _masked_load,
     "masked_swap": _masked_swap,
+    "add_dependency": _nothing,
+    "trace_value": _nothing,
 }

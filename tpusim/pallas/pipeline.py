@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import jax.numpy as jnp
-import numpy as np
+import jax
 
 from tpusim.errors import NotModelledError, finding_error
 from tpusim.findings import Kind, Where
@@ -158,7 +157,7 @@ class Operands:
 
 def _to_xla(view: Any) -> Any:
     """A block as an array of XLA, which compiled segments take without a copy."""
-    return jnp.asarray(np.ascontiguousarray(view))
+    return jax.device_put(view)
 
 
 def memory(kind: internals.RefType) -> MemoryRef:

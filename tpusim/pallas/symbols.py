@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,17 @@ from tpusim.specs import MemorySpace, SemaphoreType
 
 Part = str | tuple[str, str, str]
 """One dimension of an index: an expression (drops it), or expressions of start, size and stride."""
+
+
+class View(NamedTuple):
+    """A ref seen otherwise: a function of `tpusim.pallas.views` and its argument."""
+
+    function: str
+    argument: Any
+
+
+Step = list[Part] | View
+"""What is done to a ref, one after the other: an index of it, or another view."""
 
 
 class TransformError(Exception):
@@ -42,13 +53,15 @@ class SemaphoreSymbol:
     tag: Any = None
 
 
-def resolve_ref(ref: Any, integer: Callable[[Any], str]) -> tuple[RefSymbol | SemaphoreSymbol, list[list[Part]]]:
-    """The buffer or semaphores behind a ref operand, and the indices taken of it one after the other.
+def resolve_ref(ref: Any, integer: Callable[[Any], str]) -> tuple[RefSymbol | SemaphoreSymbol, list[Step]]:
+    """The buffer or semaphores behind a ref operand, and what is done to it, one after the other.
 
     ``integer`` gives the expression of a dynamic index.  Raises :class:`TransformError`.
     """
     transforms: list[Any] = []
     while isinstance(ref, internals.TransformedRef):
+        if isinstance(ref.ref, tuple | list):
+            raise TransformError("a choice between refs")
         transforms = [*ref.transforms, *transforms]
         ref = ref.ref
     if isinstance(ref, ViewSymbol):
@@ -63,15 +76,19 @@ class ViewSymbol:
     """A part of a buffer that was given a name of its own; its indices are already expressions."""
 
     base: RefSymbol | SemaphoreSymbol
-    keys: list[list[Part]]
+    keys: list[Step]
 
 
-def index_parts(transforms: Any, integer: Callable[[Any], str]) -> list[list[Part]]:
-    """The indices of a chain of transforms."""
-    keys = []
+def index_parts(transforms: Any, integer: Callable[[Any], str]) -> list[Step]:
+    """The steps of a chain of transforms."""
+    keys: list[Step] = []
     for transform in transforms:
         if not isinstance(transform, internals.NDIndexer):
-            raise TransformError(f"a {type(transform).__name__} of a ref")
+            view = internals.view_of(transform)
+            if view is None:
+                raise TransformError(f"a {type(transform).__name__} of a ref")
+            keys += [View(*view)] if view[0] else []
+            continue
         key: list[Part] = []
         for index in transform.indices:
             if isinstance(index, internals.Slice):
@@ -94,20 +111,55 @@ def key_code(key: list[Part]) -> str:
     return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
 
 
-def dynamic_names(keys: list[list[Part]]) -> list[str]:
+def region_code(whole: str, steps: list[Step]) -> str:
+    """The expression of a region."""
+    for step in steps:
+        if isinstance(step, View):
+            whole = f"{step.function}({whole}, {step.argument!r})"
+        else:
+            whole += f".sub({key_code(step)})"
+    return whole
+
+
+def compose(steps: list[Step]) -> list[Part]:
+    """Indices taken one after the other as one; raises :class:`TransformError` for another view."""
+    parts: list[Part] | None = None
+    for step in steps:
+        if isinstance(step, View):
+            raise TransformError(f"semaphores that are {step.function}")
+        if parts is None:
+            parts = list(step)
+            continue
+        rest = iter(step)
+        parts = [_within(part, next(rest)) if isinstance(part, tuple) else part for part in parts]
+    return parts or []
+
+
+def _within(outer: tuple[str, str, str], inner: Part) -> Part:
+    start, _, stride = outer
+    scaled = "({})" if stride == "1" else f"({{}}) * ({stride})"
+    first = inner if isinstance(inner, str) else inner[0]
+    moved = scaled.format(first) if start == "0" else f"({start}) + {scaled.format(first)}"
+    if isinstance(inner, str):
+        return inner if (start, stride) == ("0", "1") else moved
+    return moved, inner[1], inner[2] if stride == "1" else f"({inner[2]}) * ({stride})"
+
+
+def dynamic_names(keys: list[Step]) -> list[str]:
     """The variables that index expressions depend on."""
-    text = " ".join(key_code(key) for key in keys)
+    text = " ".join(key_code(key) for key in keys if not isinstance(key, View))
     return sorted(set(re.findall(r"\b[a-z]\w*\b", text)) - {"int", "rt"})
 
 
-def whole_shape(symbol: RefSymbol, keys: list[list[Part]]) -> tuple[int, ...] | None:
+def whole_shape(symbol: RefSymbol, keys: list[Step]) -> tuple[int, ...] | None:
     """The shape of what indices take of a buffer, if that is all of it; else ``None``."""
     if not keys:
         return symbol.shape
-    if len(keys) > 1 or len(keys[0]) != len(symbol.shape):
+    (key, *rest) = keys
+    if rest or isinstance(key, View) or len(key) != len(symbol.shape):
         return None
     shape = []
-    for part, extent in zip(keys[0], symbol.shape, strict=True):
+    for part, extent in zip(key, symbol.shape, strict=True):
         if part == ("0", str(extent), "1"):
             shape.append(extent)
         elif part != "0" or extent != 1:

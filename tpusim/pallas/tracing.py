@@ -88,6 +88,9 @@ class PallasBackend:
             raise _at(Kind.NOT_MODELLED, site, "JAX's interpret mode ignores add=True: the result would be wrong.")
         self._copy(descriptor, site).start(priority, add=add)
 
+    def wait(self, descriptor: AsyncCopyDescriptor, site: RawSite) -> None:
+        self._copy(descriptor, site).wait()
+
     def wait_send(self, descriptor: AsyncCopyDescriptor, site: RawSite) -> None:
         self._copy(descriptor, site).wait_send()
 

@@ -1,0 +1,352 @@
+"""Refs seen through a transform: reshaped, transposed, or with other bits to an element.
+
+A `ViewRegion` is a region of a buffer for everything that is about place and time (its box, bytes and tiles
+are those of the memory it covers), and knows how to read and write values of its own shape and type.  Where
+what it covers is not a box, the smallest box around it stands for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from tpusim.errors import OutOfBoundsError, ShapeMismatchError
+from tpusim.machine.memory import Region, element_bits
+
+Index = int | tuple[int, int] | tuple[int, int, int]
+Full = int | tuple[int, int, int]
+Key = tuple[Full, ...]
+"""An index of every dimension: an int drops it, (start, size, stride) keeps it."""
+
+
+class ViewRegion(Region):
+    """What a transform makes of a region."""
+
+    __slots__ = ("dtype", "parent", "text")
+
+    def __init__(self, parent: Region, covers: Region, shape: tuple[int, ...], dtype: Any, text: str) -> None:
+        # Not the initialiser of a region: place and time are those of the memory it covers.
+        self.spec, self.box, self.kept, self.index = covers.spec, covers.box, covers.kept, covers.index
+        self.lo, self.hi, self.dense, self.wire_bytes = covers.lo, covers.hi, covers.dense, covers.wire_bytes
+        self.load_ps = self.store_ps = -1
+        self.subs = {}
+        self.parent = parent
+        self.shape = shape
+        self.dtype = np.dtype(dtype)
+        self.size = int(np.prod(shape, dtype=np.int64))
+        self.nbytes = -(-self.size * element_bits(self.dtype) // 8)
+        self.text = text
+
+    def sub(self, key: tuple[Index, ...]) -> Region:
+        """The region ``key`` of this one."""
+        found = self.subs.get(key)
+        if found is None:
+            found = self.subs[key] = Part(self, _full(self, key))
+        return found
+
+    def covered(self, key: Key) -> Region:
+        """The region of the buffer that ``key`` of this view lies in."""
+        return covered(self.parent, self.pull(key))
+
+    def pull(self, key: Key) -> Key:
+        """``key`` in terms of the parent."""
+        raise NotImplementedError
+
+    def read(self, array: np.ndarray[Any, Any]) -> Any:
+        """Its values, given the buffer's."""
+        raise NotImplementedError
+
+    def write(self, array: np.ndarray[Any, Any], value: Any) -> None:
+        """Put its values into those of the buffer."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return f"{self.parent}{self.text}"
+
+
+def covered(region: Region, key: Key) -> Region:
+    """The plain region that a key of a region lies in."""
+    return region.covered(key) if isinstance(region, ViewRegion) else region.sub(key)
+
+
+def _dtype(region: Region) -> Any:
+    return region.dtype if isinstance(region, ViewRegion) else region.spec.dtype
+
+
+def _everything(shape: tuple[int, ...]) -> Key:
+    return tuple((0, size, 1) for size in shape)
+
+
+def _full(region: Region, key: tuple[Index, ...]) -> Key:
+    shape = region.shape
+    if len(key) > len(shape):
+        raise ShapeMismatchError(f"{region}: {len(key)} indices for a ref of shape {shape}")
+    parts: list[Full] = []
+    for dim, size in enumerate(shape):
+        part: Index = key[dim] if dim < len(key) else (0, size, 1)
+        whole: Full = part if isinstance(part, int) else (part[0], part[1], part[2] if len(part) == 3 else 1)
+        first, count, step = (whole, 1, 1) if isinstance(whole, int) else whole
+        last = first + (count - 1) * step
+        if first < 0 or first > size or (count and last >= size):
+            text = region._key_text((part,))
+            raise OutOfBoundsError(f"{region}[{text}]: index {text} leaves dimension {dim} of size {size}")
+        parts.append(whole)
+    return tuple(parts)
+
+
+def _slices(key: Key) -> tuple[Any, ...]:
+    return tuple(
+        part if isinstance(part, int) else slice(part[0], part[0] + (part[1] - 1) * part[2] + 1 if part[1] else part[0],
+                                                 part[2])
+        for part in key
+    )  # fmt: skip
+
+
+class Part(ViewRegion):
+    """A part of a view."""
+
+    __slots__ = ("key", "slices")
+
+    def __init__(self, parent: ViewRegion, key: Key) -> None:
+        shape = tuple(part[1] for part in key if not isinstance(part, int))
+        super().__init__(parent, parent.covered(key), shape, parent.dtype, f"[{parent._key_text(key)}]")
+        self.key = key
+        self.slices = _slices(key)
+
+    def pull(self, key: Key) -> Key:
+        """Index the dimensions that are left."""
+        rest = iter(key)
+        parts: list[Full] = []
+        for part in self.key:
+            if isinstance(part, int):
+                parts.append(part)
+                continue
+            start, _, stride = part
+            inner = next(rest)
+            if isinstance(inner, int):
+                parts.append(start + inner * stride)
+            else:
+                parts.append((start + inner[0] * stride, inner[1], inner[2] * stride))
+        return tuple(parts)
+
+    def read(self, array: np.ndarray[Any, Any]) -> Any:
+        """Read through the parent."""
+        return self.parent.read(array)[self.slices]
+
+    def write(self, array: np.ndarray[Any, Any], value: Any) -> None:
+        """In place where the parent is a view of the array, else through a copy of the parent's values."""
+        whole = self.parent.read(array)
+        if not np.may_share_memory(whole, array):
+            whole = np.array(whole)
+            whole[self.slices] = value
+            self.parent.write(array, whole)
+        else:
+            whole[self.slices] = value
+
+
+class Reshaped(ViewRegion):
+    """Another shape for the same elements."""
+
+    __slots__ = ("groups",)
+
+    def __init__(self, parent: Region, shape: tuple[int, ...]) -> None:
+        super().__init__(parent, covered(parent, _everything(parent.shape)), shape, _dtype(parent), f".reshape{shape}")
+        self.groups = _groups(parent.shape, shape)
+
+    def pull(self, key: Key) -> Key:
+        """Element by element within each group of dimensions that became another group."""
+        parts: list[Full] = []
+        first_old = first_new = 0
+        for old, new in self.groups:
+            inner = key[first_new : first_new + len(new)]
+            first_old, first_new = first_old + len(old), first_new + len(new)
+            if old == new:
+                parts += inner
+                continue
+            size = int(np.prod(new, dtype=np.int64))
+            elements = np.arange(size).reshape(new)[_slices(inner)].ravel()
+            parts += _box(np.unravel_index(elements, old)) if old else []
+        return tuple(parts)
+
+    def read(self, array: np.ndarray[Any, Any]) -> Any:
+        """A view of the parent's values where they lie together."""
+        return self.parent.read(array).reshape(self.shape)
+
+    def write(self, array: np.ndarray[Any, Any], value: Any) -> None:
+        """In the parent's shape."""
+        self.parent.write(array, np.broadcast_to(value, self.shape).reshape(self.parent.shape))
+
+
+def _groups(old: tuple[int, ...], new: tuple[int, ...]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """The dimensions cut into the smallest groups with equal numbers of elements."""
+    groups = []
+    i = j = 0
+    while i < len(old) or j < len(new):
+        a, b = i, j
+        left = right = 1
+        while True:
+            if left == right and (i > a or j > b) and not (left == 1 and (i == a or j == b)):
+                break
+            if (left <= right and i < len(old)) or j == len(new):
+                if i == len(old):
+                    break
+                left *= old[i]
+                i += 1
+            else:
+                right *= new[j]
+                j += 1
+        groups.append((old[a:i], new[b:j]))
+    return groups
+
+
+def _box(indices: tuple[np.ndarray[Any, Any], ...]) -> list[Full]:
+    """For each dimension (start, size, stride) of the smallest box that holds all elements."""
+    parts: list[Full] = []
+    for index in indices:
+        found = np.unique(index)
+        if not len(found):
+            return [(0, 0, 1) for _ in indices]
+        steps = np.diff(found)
+        even = len(steps) > 0 and bool((steps == steps[0]).all())
+        first, last = int(found[0]), int(found[-1])
+        parts.append((first, len(found), int(steps[0])) if even else (first, last - first + 1, 1))
+    return parts
+
+
+class Transposed(ViewRegion):
+    """The dimensions in another order."""
+
+    __slots__ = ("order",)
+
+    def __init__(self, parent: Region, order: tuple[int, ...]) -> None:
+        shape = tuple(parent.shape[dim] for dim in order)
+        whole = covered(parent, _everything(parent.shape))
+        super().__init__(parent, whole, shape, _dtype(parent), f".transpose{order}")
+        self.order = order
+
+    def pull(self, key: Key) -> Key:
+        """Each index where its dimension was."""
+        return tuple(key[self.order.index(dim)] for dim in range(len(key)))
+
+    def read(self, array: np.ndarray[Any, Any]) -> Any:
+        """A view."""
+        return self.parent.read(array).transpose(self.order)
+
+    def write(self, array: np.ndarray[Any, Any], value: Any) -> None:
+        """In the parent's order."""
+        back = tuple(int(dim) for dim in np.argsort(self.order))
+        self.parent.write(array, np.broadcast_to(value, self.shape).transpose(back))
+
+
+class Bitcast(ViewRegion):
+    """Other elements of the same bits: rows packed into wider rows, or taken apart, as the TPU tiles them."""
+
+    __slots__ = ("old", "wider")
+
+    def __init__(self, parent: Region, dtype: Any) -> None:
+        old, new = element_bits(_dtype(parent)), element_bits(np.dtype(dtype))
+        shape = list(parent.shape)
+        if old != new:
+            shape[-2] = shape[-2] * old // new
+        whole = covered(parent, _everything(parent.shape))
+        super().__init__(parent, whole, tuple(shape), dtype, f".bitcast({np.dtype(dtype).name})")
+        self.old, self.wider = old, new
+
+    def pull(self, key: Key) -> Key:
+        """The rows that the bits come from."""
+        if self.old == self.wider:
+            return key
+        rows = key[-2]
+        start, size, stride = (rows, 1, 1) if isinstance(rows, int) else rows
+        index = np.arange(start, start + size * stride, stride)
+        if self.wider > self.old:
+            ratio = self.wider // self.old
+            index = (index[:, None] * ratio + np.arange(ratio)).ravel()
+        else:
+            index = index * self.wider // self.old
+        return (*key[:-2], *_box((index,)), key[-1])
+
+    def read(self, array: np.ndarray[Any, Any]) -> Any:
+        """Always a copy."""
+        return bitcast_rows(self.parent.read(array), self.dtype)
+
+    def write(self, array: np.ndarray[Any, Any], value: Any) -> None:
+        """As the parent's elements."""
+        whole = np.broadcast_to(np.asarray(value, self.dtype), self.shape)
+        self.parent.write(array, bitcast_rows(whole, _dtype(self.parent)))
+
+
+def bitcast_rows(array: np.ndarray[Any, Any], dtype: Any) -> np.ndarray[Any, Any]:
+    """The bits of consecutive rows as one row of wider elements, or the reverse; the low bits come first."""
+    target = np.dtype(dtype)
+    old, new = element_bits(array.dtype), element_bits(target)
+    if old < new:
+        *outer, rows, columns = array.shape
+        array = array.reshape(*outer, rows * old // new, new // old, columns).swapaxes(-1, -2)
+    elif old == new:
+        array = array[..., None]
+    else:
+        array = array[..., None]
+    units = _units(np.ascontiguousarray(array), min(old, new))
+    wide = units if old <= new else units.reshape(*array.shape[:-1], old // new)
+    if old >= new:
+        values = _values(wide, target)
+        if old == new:
+            return values[..., 0]
+        rows = values.swapaxes(-1, -2)
+        return rows.reshape(*rows.shape[:-3], rows.shape[-3] * rows.shape[-2], rows.shape[-1])
+    return _values(_join(wide, new), target)[..., 0]
+
+
+def _units(array: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
+    """The elements as unsigned integers of so many bits (4 bits: in a byte), the last dimension longer."""
+    if array.dtype.name in ("int4", "uint4"):
+        return array.astype(np.int8).view(np.uint8) & 15
+    if bits == 4:
+        octets = array.view(np.uint8)
+        return np.stack([octets & 15, octets >> 4], -1).reshape(*octets.shape[:-1], -1)
+    return array.view(f"u{bits // 8}")
+
+
+def _join(units: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
+    """Units along the last dimension as unsigned integers of so many bits."""
+    if bits >= 8 and units.dtype == np.uint8 and units.shape[-1] * 4 == bits:
+        units = units[..., 0::2] | units[..., 1::2] << 4
+    return np.ascontiguousarray(units).view(f"u{bits // 8}")
+
+
+def _values(units: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    if dtype.name == "uint4":
+        return units.astype(ml_dtypes.uint4)
+    if dtype.name == "int4":
+        return (units.astype(np.int8) ^ 8).__sub__(8).astype(ml_dtypes.int4)
+    return np.ascontiguousarray(units).view(dtype)
+
+
+def reshaped(region: Region, shape: tuple[int, ...]) -> Region:
+    """A region with another shape."""
+    return _known(region, Reshaped, shape)
+
+
+def transposed(region: Region, order: tuple[int, ...]) -> Region:
+    """A region with its dimensions in another order."""
+    return _known(region, Transposed, order)
+
+
+def bitcast(region: Region, dtype: str) -> Region:
+    """A region with elements of another type."""
+    return _known(region, Bitcast, dtype)
+
+
+def _known(region: Region, make: Any, argument: Any) -> Region:
+    subs: dict[Any, Region] = region.subs  # type: ignore[assignment]  # keys of their own kind
+    found = subs.get((make, argument))
+    if found is None:
+        found = subs[make, argument] = make(region, argument)
+    return found
+
+
+RUNTIME: dict[str, Any] = {"reshaped": reshaped, "transposed": transposed, "bitcast": bitcast}
+"""Names that generated code may use."""
