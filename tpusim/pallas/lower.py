@@ -160,6 +160,8 @@ class Lowering:
         self.data = data
         self.lines: list[str] = []
         self.origins: list[Any] = []
+        self.last_wait: tuple[int, int, str] | None = None
+        """Where the last wait for a copy was written (lines so far, depth), and its arguments."""
         self.current: Any = None
         self.setup: list[str] = []
         self.depth = 2

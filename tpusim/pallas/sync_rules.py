@@ -58,7 +58,16 @@ def _dma_wait(lowering: Lowering, block: Block, eqn: Any) -> None:
     _require_dma(lowering, block, semaphore, eqn)
     _, region = lowering.region(block, dst, eqn, reads=True)
     which = lowering.semaphore(block, semaphore, eqn)
-    lowering.emit(f"if not core.wait({which}, {region}.nbytes, {lowering.site(eqn)}): suspend()")
+    arguments = f"{which}, {region}.nbytes, {lowering.site(eqn)}"
+    before, at = lowering.last_wait, len(lowering.lines)
+    if before is not None and before[:2] == (at, lowering.depth):  # right after another wait: suspend once for both
+        lowering.lines.pop()
+        lowering.origins.pop()
+        lowering.emit(f"if not core.wait_both({before[2]}, {arguments}): suspend()")
+        lowering.last_wait = None
+        return
+    lowering.emit(f"if not core.wait({arguments}): suspend()")
+    lowering.last_wait = (len(lowering.lines), lowering.depth, arguments)
 
 
 def _require_dma(lowering: Lowering, block: Block, ref: Any, eqn: Any) -> None:
