@@ -131,6 +131,9 @@ def main():
         some = jax.jit(mapped(only_below(3, increase)))(X)
         out["alone"] = np.asarray(some - X)[::8, 0].tolist()
         out["alone_devices"] = sorted(device for call in sim.calls[before:] for device in call.devices)
+        mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Auto,))
+        spread = jax.device_put(X, jax.NamedSharding(mesh, P("x")))
+        out["not_local"] = error_of(lambda _: increase(spread))
     with tpusim.pallas.intercept(slice="v5e:1x1"):
         out["too_large"] = error_of(jax.jit(mapped(shift)))
     json.dump(out, sys.stdout)

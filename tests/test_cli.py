@@ -528,6 +528,7 @@ def test_doctor_fails_where_the_simulator_does(tpusim, monkeypatch):
 
 
 @pytest.mark.jax
+@pytest.mark.usefixtures("interpret_lock")
 def test_doctor_tries_interpret_mode(tpusim):
     pytest.importorskip("jax")
     status, out, _ = tpusim("doctor")
@@ -536,6 +537,7 @@ def test_doctor_tries_interpret_mode(tpusim):
 
 
 @pytest.mark.jax
+@pytest.mark.usefixtures("interpret_lock")
 def test_interpret_checks_the_data_alone(tpusim):
     pytest.importorskip("jax")
     status, out, _ = tpusim("run", write("k.py"), "--mesh", "x=2", "--backend", "interpret", "--json", "-")
@@ -550,6 +552,7 @@ def test_interpret_checks_the_data_alone(tpusim):
 
 
 @pytest.mark.jax
+@pytest.mark.usefixtures("interpret_lock")
 def test_what_interpret_mode_raises_is_reported(tpusim):
     pytest.importorskip("jax")
     write("k.py", ("    copy.start()", "    copy.start(add=True)"))
@@ -560,3 +563,52 @@ def test_what_interpret_mode_raises_is_reported(tpusim):
     status, out, _ = tpusim("run", "k.py", "--mesh", "2", "--backend", "interpret")
     assert status == 1
     assert "ZeroDivisionError: division by zero" in out
+
+
+CAPTURED = """
+import jax, numpy as np
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec as P
+
+def body(x_ref, o_ref, send_sem, recv_sem):
+    n, me = jax.lax.axis_size("x"), jax.lax.axis_index("x")
+    barrier = pltpu.get_barrier_semaphore()
+    pl.semaphore_signal(barrier, device_id=((me - 1) % n,))
+    pl.semaphore_wait(barrier, 1)
+    copy = pltpu.make_async_remote_copy(x_ref, o_ref, send_sem, recv_sem, device_id=((me + 1) % n,))
+    copy.start()
+    copy.wait()
+
+def shift(x):
+    anywhere = pl.BlockSpec(memory_space=pl.ANY)
+    return pl.pallas_call(
+        body, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype), in_specs=[anywhere], out_specs=anywhere,
+        scratch_shapes=[pltpu.SemaphoreType.DMA] * 2, compiler_params=pltpu.CompilerParams(collective_id=0),
+    )(x)
+
+mesh = AbstractMesh((4,), ("x",), axis_types=(AxisType.Auto,))
+kernel = jax.jit(jax.shard_map(shift, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False))
+
+def inputs(seed=0):
+    return (np.arange(32 * 128, dtype=np.float32).reshape(32, 128),)
+
+def reference(x):
+    return np.roll(x, ROWS, axis=0)
+
+def lower_bound(slice, x):
+    return slice.permute(x.nbytes // slice.num_devices)
+"""
+
+
+@pytest.mark.jax
+@pytest.mark.parametrize(("rows", "status"), [(8, 0), (16, 1)])
+def test_a_file_with_a_jax_function_is_captured(tpusim, tmp_path, rows, status):
+    path = tmp_path / "shift.py"
+    path.write_text(CAPTURED.replace("ROWS", str(rows)))
+    code, out, _ = tpusim("run", path, "--slice", "v5e:2x2", "--json", "-")
+    assert code == status
+    values = strict_json(out)
+    assert (values["dmas"], values["slice"], values["mesh"]) == (4, "v5e:2x2", {"x": 4})
+    assert values["lower_bound_us"] < values["time_us"]
+    assert values["ok"] is (status == 0)

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,30 @@ def test_a_kernel_without_a_model_says_so(x):
     ):
         jax.jit(program)(x)
     assert not sim.ok
+
+
+def test_kernels_may_be_checkpointed_and_differentiated(x):
+    import jax
+
+    @jax.custom_vjp
+    def scaled(x):
+        return doubled(x)
+
+    scaled.defvjp(lambda x: (doubled(x), None), lambda _, g: (doubled(g),))
+    with tpusim.pallas.intercept(slice="v5e:1x1") as sim:
+        gradient = jax.jit(jax.grad(lambda x: jax.checkpoint(scaled)(x).sum()))(x)
+    assert (gradient == 2).all()
+    assert len(sim.calls) >= 2
+
+
+def test_threads_of_the_program_are_in_it_too(x):
+    results = []
+    with tpusim.pallas.intercept(slice="v5e:1x1") as sim:
+        thread = threading.Thread(target=lambda: results.append(doubled(x)))
+        thread.start()
+        thread.join()
+    assert (results[0] == 2 * x).all()
+    assert len(sim.calls) == 1
 
 
 def test_the_chip_of_the_slice_is_what_programs_see():
@@ -266,6 +291,11 @@ def test_devices_that_do_not_arrive_are_named(four):
 def test_a_kernel_that_needs_nobody_waits_for_nobody(four):
     assert four["alone"] == [1.0, 1.0, 1.0, 0.0]
     assert four["alone_devices"] == [0, 1, 2]
+
+
+def test_a_kernel_outside_of_shard_map_needs_one_device(four):
+    assert four["not_local"]["error"] == "NotModelledError"
+    assert "call it within a shard_map over all axes of the mesh" in four["not_local"]["text"]
 
 
 def test_a_mesh_larger_than_the_slice(four):

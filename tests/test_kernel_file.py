@@ -84,7 +84,8 @@ def test_what_is_no_kernel_file_is_refused(write, tmp_path):
     path = write(GOOD)
     refused(f"{path}:1a", f"{path}:1a: '1a' is no Python name")
     refused(f"{path}:missing", f"{path} has no 'missing'; kernels in it: kernel, other")
-    refused(f"{path}:fn", f"{path}: 'fn' is no tpusim.Kernel but function")
+    path = write(GOOD + "\n    number = 3\n")
+    refused(f"{path}:number", f"{path}: 'number' is neither a tpusim.Kernel nor a function but int")
 
 
 def test_inputs_must_be_there_and_callable_without_arguments(write):

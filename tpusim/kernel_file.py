@@ -24,7 +24,8 @@ from tpusim.program import Kernel
 class KernelFile:
     """What a FILE holds."""
 
-    kernel: Kernel
+    kernel: Kernel | Callable[..., Any]
+    """A native kernel, or a JAX function to capture."""
     inputs: Callable[..., tuple[Any, ...]]
     """``inputs(devices=, shape=, dtype=, seed=)``: GLOBAL arrays; ``shape`` is one device's shard."""
     reference: Callable[..., Any] | None
@@ -47,8 +48,8 @@ def load_file(spec: str) -> KernelFile:
     if kernel is None:
         found = ", ".join(key for key, value in vars(module).items() if isinstance(value, Kernel))
         raise OptionError(f"{path} has no {name!r}; kernels in it: {found or 'none'}")
-    if not isinstance(kernel, Kernel):
-        raise OptionError(f"{path}: {name!r} is no tpusim.Kernel but {type(kernel).__name__}")
+    if not callable(kernel) and not isinstance(kernel, Kernel):
+        raise OptionError(f"{path}: {name!r} is neither a tpusim.Kernel nor a function but {type(kernel).__name__}")
     inputs = getattr(module, "inputs", None)
     if not callable(inputs):
         raise OptionError(f"{path} needs a function inputs(...) that makes the kernel's global arrays")

@@ -31,17 +31,33 @@ class Check:
         return self.verdict == "different"
 
 
-def compare(
-    kernel: Kernel, declared: Declared, axis_sizes: Mapping[str, int], outputs: Sequence[Any], expected: Any
-) -> Check:
+@dataclass(frozen=True)
+class Sharding:
+    """Which outputs a native kernel has, and which device holds an element of one."""
+
+    kernel: Kernel
+    declared: Declared
+    axis_sizes: Mapping[str, int]
+
+    def names(self, outputs: int) -> list[str]:
+        """The outputs' names, those of the kernel's parameters."""
+        return _output_names(self.kernel, len(self.declared.in_shards), outputs)
+
+    def owner(self, position: int, index: tuple[int, ...]) -> tuple[int, ...]:
+        """Mesh coordinates of the (first) device that holds an element of an output."""
+        shard = self.declared.out_shards[position].shape
+        return _owner(index, self.declared.shard_out[position], shard, self.axis_sizes)
+
+
+def compare(outputs: Sequence[Any], expected: Any, sharding: Sharding | None = None) -> Check:
     """Compare GLOBAL outputs with what ``reference`` returned: exactly, then within the dtype's rounding.
 
-    The first difference is reported with its index and the device whose shard holds it.
+    The first difference is reported with its index and, where ``sharding`` says it, the device that holds it.
     """
     wanted = tuple(expected) if isinstance(expected, tuple | list) else (expected,)
     if len(wanted) != len(outputs):
         return Check("different", f"reference() returns {len(wanted)} arrays, the kernel has {len(outputs)} outputs")
-    names = _output_names(kernel, len(declared.in_shards), len(outputs))
+    names = sharding.names(len(outputs)) if sharding else [f"output {i}" for i in range(len(outputs))]
     worst = 0.0
     for position, (got, want) in enumerate(zip(outputs, wanted, strict=True)):
         got, want = np.asarray(got), np.asarray(want)
@@ -51,13 +67,12 @@ def compare(
         error, tolerance, differs = _difference(got, want)
         if error > tolerance:
             index = tuple(int(i) for i in np.argwhere(differs)[0])
-            shard = declared.out_shards[position].shape
-            device = _owner(index, declared.shard_out[position], shard, axis_sizes)
+            place = f" (device {sharding.owner(position, index)})" if sharding else ""
             count = int(differs.sum())
             return Check(
                 "different",
-                f"{count} of {got.size} values differ{'s' if count == 1 else ''}; the first is {name}{list(index)} "
-                f"(device {device}): got {got[index]}, expected {want[index]}",
+                f"{count} of {got.size} values differ{'s' if count == 1 else ''}; the first is {name}{list(index)}"
+                f"{place}: got {got[index]}, expected {want[index]}",
             )
         worst = max(worst, error)
     return Check("close", f"equal within {worst:.1e}") if worst else Check("equal", "equal")

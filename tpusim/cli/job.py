@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tpusim.bounds import MeshBounds
-from tpusim.cli.compare import Check, compare
+from tpusim.cli.compare import Check, Sharding, compare
 from tpusim.cli.status import Status
 from tpusim.cli.userfault import UserCodeError, user_code
 from tpusim.declare import resolve
@@ -25,6 +25,7 @@ from tpusim.findings import Finding, Kind, Severity
 from tpusim.kernel_file import KernelFile, load_file
 from tpusim.native import simulate
 from tpusim.options import Place, RunOptions
+from tpusim.program import Kernel
 from tpusim.result import Result
 from tpusim.specs import ShapeDtypeStruct
 from tpusim.units import Duration, json_safe
@@ -121,32 +122,71 @@ def run_job(job: Job, progress: Progress | None = None) -> Outcome:
 def _run(job: Job, outcome: Outcome, progress: Progress | None) -> None:
     loaded = load_file(job.file)
     kernel = loaded.kernel
+    if not isinstance(kernel, Kernel):
+        _run_captured(loaded, kernel, outcome)
+        return
     place = outcome.place = RunOptions.of(job.options).place(kernel.axes)
     devices = _devices(place)
-    arrays = loaded.inputs(**_parameters(loaded, job, devices))
-    arrays = arrays if isinstance(arrays, tuple | list) else (arrays,)
+    arrays = _arrays(loaded, _parameters(loaded, job, devices))
     if job.backend == "interpret":
         outputs = _interpret(job, outcome, arrays)
     else:
-        outputs = _simulate(loaded, outcome, arrays, progress)
+        outputs = _simulate(loaded, kernel, outcome, arrays, progress)
+    shapes = [ShapeDtypeStruct(np.shape(array), np.asarray(array).dtype) for array in arrays]
+    sharding = Sharding(kernel, resolve(kernel, shapes, place.axis_sizes), place.axis_sizes)
+    outcome.check = _check(loaded, job, arrays, outputs, sharding, {"devices": devices})
+
+
+def _run_captured(loaded: KernelFile, function: Callable[..., Any], outcome: Outcome) -> None:
+    """A JAX function: it brings its own mesh, so ``inputs`` is told only what was given."""
+    job = outcome.job
+    if job.backend == "interpret":
+        raise OptionError(f"--backend interpret runs native kernels; {loaded.name} is a JAX function: call it yourself")
+    from tpusim.pallas import simulate as capture
+
+    arrays = _arrays(loaded, _parameters(loaded, job, None))
+    program = capture(function, **job.options)
+    try:
+        returned = program(*arrays)
+    except FindingError as error:
+        if error.result is None:
+            raise
+        returned = None
+    outcome.result = result = program.result
+    if result is None:
+        return
+    outcome.place, outcome.findings = result.place, result.findings
+    outcome.result = replace(result, lower_bound=_lower_bound(loaded, result.place, arrays))
+    outputs = None if returned is None else tuple(returned) if isinstance(returned, tuple | list) else (returned,)
+    outcome.check = _check(loaded, job, arrays, outputs, None, {})
+
+
+def _arrays(loaded: KernelFile, parameters: Mapping[str, Any]) -> Any:
+    arrays = loaded.inputs(**parameters)
+    return arrays if isinstance(arrays, tuple | list) else (arrays,)
+
+
+def _check(
+    loaded: KernelFile, job: Job, arrays: Any, outputs: Any, sharding: Sharding | None, known: Mapping[str, Any]
+) -> Check:
+    """Outputs against the file's reference, where there are both."""
     if outputs is None:
         reason = "no data" if job.options.get("data") is False else "the run did not reach its end"
-        outcome.check = Check("unchecked", f"not checked: {reason}")
-    elif loaded.reference is None:
-        outcome.check = Check("unchecked", f"not checked: {loaded.path.name} has no reference()")
-    else:
-        shapes = [ShapeDtypeStruct(np.shape(array), np.asarray(array).dtype) for array in arrays]
-        declared = resolve(kernel, shapes, place.axis_sizes)
-        expected = loaded.reference(*arrays, **_accepted(loaded.reference, {"devices": devices}))
-        outcome.check = compare(kernel, declared, place.axis_sizes, outputs, expected)
+        return Check("unchecked", f"not checked: {reason}")
+    if loaded.reference is None:
+        return Check("unchecked", f"not checked: {loaded.path.name} has no reference()")
+    expected = loaded.reference(*arrays, **_accepted(loaded.reference, known))
+    return compare(outputs, expected, sharding)
 
 
-def _simulate(loaded: KernelFile, outcome: Outcome, arrays: Any, progress: Progress | None) -> tuple[Any, ...] | None:
+def _simulate(
+    loaded: KernelFile, kernel: Kernel, outcome: Outcome, arrays: Any, progress: Progress | None
+) -> tuple[Any, ...] | None:
     job = outcome.job
     lower_bound = _lower_bound(loaded, outcome.place, arrays)
     rates = job.traced and outcome.place is not None and len(outcome.place.devices) <= _MOST_WITH_RATES
     try:
-        result = simulate(loaded.kernel, arrays, dict(job.options), progress, rates=rates)
+        result = simulate(kernel, arrays, dict(job.options), progress, rates=rates)
     except FindingError as error:
         if error.result is None:
             raise
@@ -179,9 +219,9 @@ def _devices(place: Place) -> int | tuple[int, ...]:
     return sizes[0] if len(sizes) == 1 else sizes
 
 
-def _parameters(loaded: KernelFile, job: Job, devices: int | tuple[int, ...]) -> dict[str, Any]:
-    """Arguments of ``inputs()``: the devices, and what was given on the command line."""
-    takes = _accepted(loaded.inputs, {"devices": devices, **job.parameters})
+def _parameters(loaded: KernelFile, job: Job, devices: int | tuple[int, ...] | None) -> dict[str, Any]:
+    """Arguments of ``inputs()``: the devices where they are known, and what was given on the command line."""
+    takes = _accepted(loaded.inputs, ({} if devices is None else {"devices": devices}) | dict(job.parameters))
     missing = [name for name in job.parameters if name not in takes and name != "seed"]
     if missing:
         has = ", ".join(inspect.signature(loaded.inputs).parameters) or "none"

@@ -22,7 +22,7 @@ from tpusim.result import Result
 from tpusim.specs import as_dtype
 from tpusim.trace.perfetto import write_trace
 
-_SIM_ONLY = ("set", "chip", "layout", "cores", "data", "on_finding", "max_time", "max_events")
+_SIM_ONLY = ("set", "chip", "layout", "cores", "data", "checks", "on_finding", "max_time", "max_events")
 
 
 def run(
@@ -40,6 +40,7 @@ def run(
     ] = None,
     cores: Annotated[str | None, typer.Option(help="megacore or split (v4, v5p).")] = None,
     data: Annotated[bool | None, typer.Option("--data/--no-data", help="Carry array contents.")] = None,
+    checks: Annotated[str | None, typer.Option(help="observed: look for races; none: do not.")] = None,
     on_finding: Annotated[str | None, typer.Option(help="raise or record.")] = None,
     max_time: Annotated[float | None, typer.Option(help="Most simulated microseconds.")] = None,
     max_events: Annotated[int | None, typer.Option(help="Most events.")] = None,
@@ -61,6 +62,7 @@ def run(
         "set": dict(parse_set(text) for text in set_) if set_ else None,
         "cores": cores,
         "data": data,
+        "checks": checks,
         "on_finding": on_finding,
         "max_time": max_time,
         "max_events": max_events,

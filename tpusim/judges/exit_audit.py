@@ -41,7 +41,7 @@ def audit_exit(machine: Machine, log: EventLog) -> list[Finding]:
 
 def _semaphores(machine: Machine) -> list[Semaphore]:
     found = [s for call in machine.calls for table in call.semaphores for row in table for s in row]
-    return found + [s for row in machine.barriers.values() for s in row]
+    return list(dict.fromkeys(found + [s for row in machine.barriers.values() for s in row]))
 
 
 def _unwaited(semaphore: Semaphore, brought: list[tuple[Copy, int]]) -> list[Copy]:

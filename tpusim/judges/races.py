@@ -52,6 +52,8 @@ class RaceJudge(Observer):
         self._shadows: dict[Buffer, Shadow] = {}
         self._indices: dict[BufferSpec, RegionIndex] = {}
         self._entries: dict[Call | None, list[int]] = {}
+        self._arrivals: dict[Call | None, list[int]] = {}
+        """As ``_entries``, for ever."""
         self._scoped: dict[Semaphore, int] = {}
         """Semaphores of scopes: the owner's clock when it entered the scope."""
 
@@ -69,8 +71,9 @@ class RaceJudge(Observer):
         entries = self._entries.get(core.call)
         if entries is None:
             entries = self._entries[core.call] = [NEVER] * len(self._clocks)
+            self._arrivals[core.call] = entries.copy()
         clock = self._clocks[core.device]
-        entries[core.device] = len(clock.operations)
+        entries[core.device] = self._arrivals[core.call][core.device] = len(clock.operations)
         clock.entries = entries
 
     def exited(self, core: Core) -> None:
@@ -81,6 +84,8 @@ class RaceJudge(Observer):
         if call is None:
             return
         for buffer in call.buffers[core.device]:
+            if buffer.spec.home is not None:
+                continue  # a later call has it
             shadow = self._shadows.pop(buffer, None)
             if shadow is None:
                 continue
@@ -223,9 +228,14 @@ class RaceJudge(Observer):
             return NEVER
         return self._scoped.get(semaphore, -1) if self._scoped else -1
 
-    def _is_inside(self, clock: CoreClock, owner: int, scope_entered: int, site: Any) -> bool:
-        """Whether ``owner`` has certainly entered its call and scope and not left it yet, or that is known."""
-        since = max(clock.entries[owner], scope_entered)
+    def _is_inside(
+        self, clock: CoreClock, owner: int, scope_entered: int, site: Any, home: Call | None = None
+    ) -> bool:
+        """Whether ``owner`` has certainly entered its call and scope and not left it yet, or that is known.
+
+        ``home``: the call to enter, where what it holds does not end with it.
+        """
+        since = max((clock.entries if home is None else self._arrivals[home])[owner], scope_entered)
         if clock.others[owner] >= since or self._report.is_known_lifetime(site, owner):
             return True
         if since >= NEVER:
@@ -241,5 +251,5 @@ class RaceJudge(Observer):
             return  # the machine says so itself
         owner = copy.dst.device
         scope_entered = max(scope_entered, self._scope_entered(copy.dst_sem))
-        if not self._is_inside(clock, owner, scope_entered, copy.site):
+        if not self._is_inside(clock, owner, scope_entered, copy.site, copy.dst.spec.home):
             self._report.copy_outside(copy, has_left=self._has_left(clock, owner))

@@ -379,13 +379,15 @@ class _Exit:
         device = self.core.device
         machine = self.core.machine
         for buffer in call.buffers[device]:
+            if buffer.spec.home is not None:
+                continue
             for copy in buffer.writing:
                 if copy.core is not self.core and copy.issued_ps <= machine.env.now:
                     machine.report_outside_lifetime(copy, f"device {machine.coordinates(device)} leaves the kernel")
             buffer.alive = False
         for row in call.semaphores[device]:
             for semaphore in row:
-                semaphore.alive = False
+                semaphore.alive = semaphore.spec.home is not None
 
 
 def _ignore(event: Any) -> None:

@@ -18,6 +18,7 @@ from tpusim.specs import MemorySpace
 from tpusim.units import format_bytes
 
 if TYPE_CHECKING:
+    from tpusim.machine.calls import Call
     from tpusim.machine.dma import Copy
 
 Index = int | tuple[int, int] | tuple[int, int, int]
@@ -48,7 +49,7 @@ class BufferSpec:
     """
 
     __slots__ = (
-        "bits", "dtype", "initialised", "is_operand", "name", "nbytes", "padded_bytes", "position",
+        "bits", "dtype", "home", "initialised", "is_operand", "name", "nbytes", "padded_bytes", "position",
         "scope", "shape", "slots", "space", "space_code", "tiling", "whole",
     )  # fmt: skip
 
@@ -69,6 +70,8 @@ class BufferSpec:
         if dtype.kind in "cmMOSU" or dtype.itemsize > 8:
             raise OptionError(f"{name}: a TPU has no arrays of {dtype.name}")
         self.scope = scope
+        self.home: Call | None = None
+        """The call with whose entry it begins to live, for one that a call hands to later ones."""
         self.slots = slots
         self.position = position
         self.name = name

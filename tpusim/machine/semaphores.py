@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING
 from tpusim.specs import SemaphoreType
 
 if TYPE_CHECKING:
+    from tpusim.machine.calls import Call
     from tpusim.machine.core import Core
 
 
 class SemaphoreSpec:
     """The static side of a semaphore (array), shared by all devices."""
 
-    __slots__ = ("kind", "name", "position", "shape", "size")
+    __slots__ = ("home", "kind", "name", "position", "shape", "size")
 
     def __init__(self, position: int, name: str, kind: SemaphoreType, shape: tuple[int, ...]) -> None:
+        self.home: Call | None = None
+        """The call with whose entry they begin to live, for those that a call hands to later ones."""
         self.position = position
         self.name = name
         self.kind = kind

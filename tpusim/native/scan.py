@@ -199,7 +199,8 @@ def scan(fn: Callable[..., None], declared: Declared, sizes: dict[str, int]) -> 
     arrays = [*declared.in_shards, *declared.out_shards]
     refs: list[Any] = []
     for number, (shard, spec) in enumerate(zip(arrays, (*declared.in_specs, *declared.out_specs), strict=True)):
-        shape = shard.shape if spec.block_shape is None else tuple(size for size in spec.block_shape if size is not None)
+        sizes_seen = shard.shape if spec.block_shape is None else spec.block_shape
+        shape = tuple(size for size in sizes_seen if size is not None)
         refs.append(_ScanRef(backend, number, shape, shard.dtype))
     refs += [backend.ref(len(arrays) + i, item) for i, item in enumerate(declared.scratch)]
     try:
@@ -208,4 +209,3 @@ def scan(fn: Callable[..., None], declared: Declared, sizes: dict[str, int]) -> 
     except Exception:  # noqa: BLE001  # whatever it is, the run meets it again, with real values
         backend.found.is_complete = False
     return backend.found
-

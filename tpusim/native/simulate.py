@@ -147,7 +147,7 @@ class Program:
         in_hbm = MemoryRef(MemorySpace.HBM, shard.shape, shard.dtype)
         operand = self.call.add_buffer(name, in_hbm, shards, is_operand=True, initialised=True)
         self.operands.append(operand)
-        return self._argument(operand, block, is_lent=not writes)
+        return self._argument(name, operand, block, is_lent=not writes)
 
     def _output(self, name: str, position: int, shard: ShapeDtypeStruct, block: BlockSpec) -> BufferSpec:
         source = next((i for i, o in self.declared.aliases.items() if o == position), None)
@@ -156,7 +156,7 @@ class Program:
             self.operands.append(self.operands[source])
             # Without a grid, an aliased pair has one window as it has one array.
             return self._argument(
-                self.operands[source], block, is_input=False,
+                name, self.operands[source], block, is_input=False,
                 shares=None if self.declared.grid else self.streams.get(source),
             )  # fmt: skip
         shape = self.declared.out_globals[position]
@@ -174,10 +174,11 @@ class Program:
         in_hbm = MemoryRef(MemorySpace.HBM, shard.shape, shard.dtype)
         operand = self.call.add_buffer(name, in_hbm, shards, is_operand=True)
         self.operands.append(operand)
-        return self._argument(operand, block, is_input=False)
+        return self._argument(name, operand, block, is_input=False)
 
     def _argument(
         self,
+        name: str,
         operand: BufferSpec,
         block: BlockSpec,
         *,
@@ -192,17 +193,13 @@ class Program:
             return operand
         shape = operand.shape if block.block_shape is None else block.block_shape
         window = MemoryRef(space, tuple(size for size in shape if size is not None), operand.dtype)
-        stream = Stream(
-            self.call, operand, window, block_dims(shape), index_map, is_lent=is_lent, shares=shares
-        )  # fmt: skip
+        stream = Stream(self.call, name, operand, window, block_dims(shape), index_map, is_lent=is_lent, shares=shares)
         if is_input:
             self.streams[len(self.operands) - 1] = stream
         (self.pipeline.inputs if is_input else self.pipeline.outputs).append(stream)
         return stream.spec
 
-    def _shard_indices(
-        self, dims: tuple[tuple[str, ...], ...], shard: ShapeDtypeStruct
-    ) -> list[tuple[slice, ...]]:
+    def _shard_indices(self, dims: tuple[tuple[str, ...], ...], shard: ShapeDtypeStruct) -> list[tuple[slice, ...]]:
         """For each device the part of a global array it holds."""
         axes = list(self.axis_sizes)
         found = []

@@ -7,15 +7,13 @@ from typing import Any
 
 from tpusim.pallas import internals
 from tpusim.pallas.lower import Block, Lowering, Rule, ScopeDecl, Value, is_integer, not_modelled
+from tpusim.pallas.random_rules import is_impure
 from tpusim.specs import MemoryRef, SemaphoreArray
-
-CALLS = {"jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "checkpoint", "remat2"}
-"""Primitives that only call the jaxpr they carry."""
 
 SEEN_BY_OTHERS = {
     "get", "swap", "masked_load", "masked_swap", "addupdate", "dma_start", "dma_wait", "semaphore_signal",
     "semaphore_wait", "semaphore_read", "get_barrier_semaphore", "run_scoped", "program_id", "num_programs",
-    "axis_index", "delay", "debug_print",
+    "axis_index", "delay", "debug_print", "prng_seed", "prng_random_bits",
 }  # fmt: skip
 """Primitives that cannot be part of a pure array segment."""
 
@@ -26,6 +24,7 @@ def is_pure(eqn: Any) -> bool:
         return False
     return all(
         inner.primitive.name not in SEEN_BY_OTHERS
+        and not is_impure(inner)
         and not any(internals.is_ref(v.aval) for v in (*inner.invars, *inner.outvars))
         for jaxpr in internals.sub_jaxprs(eqn.params)
         for inner in internals.all_equations(jaxpr)
@@ -36,10 +35,7 @@ def _stays_array(lowering: Lowering, block: Block, eqn: Any) -> bool:
     """Put a pure equation that is not about integers into the pending segment; true where it went there."""
     if not is_pure(eqn) or all(is_integer(v.aval) for v in eqn.outvars):
         return False
-    block.pending.append(eqn)
-    for var in eqn.outvars:
-        if not isinstance(var, internals.DropVar):
-            lowering.env[var] = Value(lowering.fresh("a"), False)
+    lowering.defer(block, eqn)
     return True
 
 
@@ -53,10 +49,10 @@ def _inline(lowering: Lowering, closed: Any, operands: Sequence[Any]) -> list[An
     return lowering.lower_jaxpr(jaxpr)
 
 
-def _code(value: Any, aval: Any) -> str:
+def _code(lowering: Lowering, value: Any, aval: Any) -> str:
     """The expression of a result as its type is kept: Python int, or array."""
     if is_integer(aval) and not value.is_python:
-        return f"{'bool' if aval.dtype == bool else 'int'}({value.code})"
+        return lowering.number(value.code, "bool" if aval.dtype == bool else "int")
     code: str = value.code
     return code
 
@@ -65,9 +61,7 @@ def _call(lowering: Lowering, block: Block, eqn: Any) -> None:
     if _stays_array(lowering, block, eqn):
         return
     lowering.flush(block)
-    params = eqn.params
-    closed = params.get("jaxpr") or params.get("call_jaxpr") or params.get("fun_jaxpr")
-    results = _inline(lowering, closed, [lowering.read(v) for v in eqn.invars])
+    results = _inline(lowering, internals.called_jaxpr(eqn), [lowering.read(v) for v in eqn.invars])
     for var, value in zip(eqn.outvars, results, strict=True):
         if not isinstance(var, internals.DropVar):
             lowering.env[var] = value
@@ -101,7 +95,7 @@ def _cond(lowering: Lowering, block: Block, eqn: Any) -> None:
         lowering.depth += 1
         before = len(lowering.lines)
         results = _inline(lowering, branch, operands)
-        codes = [_code(value, v.aval) for value, v in zip(results, eqn.outvars, strict=True)]
+        codes = [_code(lowering, value, v.aval) for value, v in zip(results, eqn.outvars, strict=True)]
         _assign(lowering, names, codes)
         if len(lowering.lines) == before:
             lowering.emit("pass")
@@ -128,7 +122,7 @@ def _scan(lowering: Lowering, block: Block, eqn: Any) -> None:
     carried = jaxpr.invars[parts.num_consts : parts.num_consts + parts.num_carry]
     elements = jaxpr.invars[parts.num_consts + parts.num_carry :]
     names = _names_for(lowering, carried)
-    _assign(lowering, names, [_code(value, v.aval) for value, v in zip(init, carried, strict=True)])
+    _assign(lowering, names, [_code(lowering, value, v.aval) for value, v in zip(init, carried, strict=True)])
     stacked = eqn.outvars[parts.num_carry :]
     lists = _names_for(lowering, stacked)
     for name in lists:
@@ -136,19 +130,24 @@ def _scan(lowering: Lowering, block: Block, eqn: Any) -> None:
     index = lowering.fresh("i")
     length = int(eqn.params["length"])
     order = f"range({length - 1}, -1, -1)" if eqn.params.get("reverse") else f"range({length})"
+    rows = _names_for(lowering, xs)
+    for name, value in zip(rows, xs, strict=True):
+        lowering.emit(f"{name} = rt.rows({value.code}, {length})")
     lowering.emit(f"for {index} in {order}:")
     lowering.depth += 1
     carry = [Value(name, is_integer(v.aval)) for name, v in zip(names, carried, strict=True)]
     given = []
-    for value, var in zip(xs, elements, strict=True):
+    for row, var in zip(rows, elements, strict=True):
         integer = is_integer(var.aval)
-        name = lowering.fresh()
-        lowering.emit(f"{name} = {_element(value.code, index, var.aval)}")
+        name, code = lowering.fresh(), f"{row}[{index}]"
+        if integer:
+            code = lowering.number(code, "bool" if var.aval.dtype == bool else "int")
+        lowering.emit(f"{name} = {code}")
         given.append(Value(name, integer))
     results = _inline(lowering, eqn.params["jaxpr"], [*consts, *carry, *given])
     for name, value in zip(lists, results[parts.num_carry :], strict=True):
         lowering.emit(f"{name}.append({value.code})")
-    _assign(lowering, names, [_code(r, v.aval) for r, v in zip(results[: parts.num_carry], carried, strict=True)])
+    _assign(lowering, names, [_code(lowering, r, v.aval) for r, v in zip(results[: parts.num_carry], carried, strict=True)])
     if not names and not lists:
         lowering.emit("pass")
     lowering.depth -= 1
@@ -161,14 +160,6 @@ def _scan(lowering: Lowering, block: Block, eqn: Any) -> None:
             lowering.env[var] = Value(name, False)
 
 
-def _element(code: str, index: str, aval: Any) -> str:
-    """One row of what a scan goes over; an array that is not there has none."""
-    row = f"{code}[{index}]"
-    if is_integer(aval):
-        return f"{'bool' if aval.dtype == bool else 'int'}({row})"
-    return f"None if {code} is None else {row}"
-
-
 def _while(lowering: Lowering, block: Block, eqn: Any) -> None:
     if _stays_array(lowering, block, eqn):
         return
@@ -177,7 +168,7 @@ def _while(lowering: Lowering, block: Block, eqn: Any) -> None:
     operands = [lowering.read(v) for v in eqn.invars]
     first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
     names = _names_for(lowering, eqn.outvars)
-    _assign(lowering, names, [_code(value, v.aval) for value, v in zip(operands[second:], eqn.outvars, strict=True)])
+    _assign(lowering, names, [_code(lowering, value, v.aval) for value, v in zip(operands[second:], eqn.outvars, strict=True)])
     carry = [Value(name, is_integer(v.aval)) for name, v in zip(names, eqn.outvars, strict=True)]
     lowering.emit("while True:")
     lowering.depth += 1
@@ -185,7 +176,7 @@ def _while(lowering: Lowering, block: Block, eqn: Any) -> None:
     lowering.emit(f"if not {goes_on.code}: break")
     lowering.emit("rt.turn()")
     results = _inline(lowering, params["body_jaxpr"], [*operands[first:second], *carry])
-    _assign(lowering, names, [_code(r, v.aval) for r, v in zip(results, eqn.outvars, strict=True)])
+    _assign(lowering, names, [_code(lowering, r, v.aval) for r, v in zip(results, eqn.outvars, strict=True)])
     lowering.depth -= 1
     _bind_results(lowering, eqn.outvars, names)
 
@@ -247,7 +238,7 @@ def _debug_print(lowering: Lowering, block: Block, eqn: Any) -> None:
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(CALLS, _call),
+    **dict.fromkeys(internals.CALLS, _call),
     "cond": _cond,
     "scan": _scan,
     "while": _while,

@@ -16,9 +16,10 @@ from tpusim.machine.core import Core
 from tpusim.options import RunOptions
 from tpusim.pallas import internals
 from tpusim.pallas.collectives import Rendezvous
+from tpusim.pallas.handover import HandedArrays
 from tpusim.pallas.kernels import CapturedKernel, KernelInstance
 from tpusim.pallas.outer import KERNELS, Evaluator, Plans
-from tpusim.pallas.shards import dimensions, gather, host_array, mesh_of, shard
+from tpusim.pallas.shards import dimensions, gather, host_array, key_words, mesh_of, shard
 from tpusim.result import Result
 from tpusim.session import Session
 from tpusim.units import Duration
@@ -53,6 +54,7 @@ class Run:
         self.turns: dict[tuple[int, int], int] = {}
         self.instances: dict[Any, KernelInstance] = {}
         self.meetings: dict[Any, Rendezvous] = {}
+        self.handed = HandedArrays()
         self.greenlets: list[greenlet.greenlet] = []
 
     def simulate(self, leaves: Sequence[Any]) -> Result:
@@ -184,8 +186,8 @@ class _Device(Evaluator):
             instance = run.instances.get(key)
             if instance is None:
                 kernel = run.program.kernel(eqn, run.axis_sizes, run.machine.data)
-                instance = run.instances[key] = KernelInstance(kernel, run.machine, run.log)
-            return instance.run(self.core, self.suspend, operands)
+                instance = run.instances[key] = KernelInstance(kernel, run.machine, run.log, run.handed)
+            return instance.run(self.core, self.suspend, [key_words(value) for value in operands])
         meeting = run.meetings.get(key)
         if meeting is None:
             meeting = run.meetings[key] = Rendezvous(eqn, run.machine, run.axis_sizes)

@@ -12,6 +12,7 @@ from tpusim.findings import Kind
 from tpusim.machine.core import Core
 from tpusim.machine.memory import Buffer, Region, sentinel
 from tpusim.machine.semaphores import Semaphore
+from tpusim.pallas.random_bits import CoreRandom, stack_keys
 from tpusim.pallas.views import ViewRegion
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Frame:
         "grid",
         "grid_index",
         "log",
+        "own_random",
         "scopes",
         "suspend",
     )
@@ -52,6 +54,7 @@ class Frame:
         self.collective_id = collective_id
         self.suspend = suspend
         self.log = log
+        self.own_random: Any = None
         self.grid: tuple[int, ...] = ()
         self.grid_index: tuple[int, ...] = ()
 
@@ -103,7 +106,7 @@ class Frame:
         value: int = self.known(self.load_view(buffer, region, site), region).item()
         return value
 
-    def known(self, value: Any, what: Any) -> Any:
+    def known(self, value: Any, what: Any = "a scalar that comes from arrays") -> Any:
         """A value that the program needs; raises where the run carries no data."""
         if value is None:
             raise NotModelledError(f"data=False: the kernel needs the value of {what}; run it with data=True")
@@ -116,9 +119,23 @@ class Frame:
         value: int = array[region.index].item()
         return value
 
+    def compute(self, function: Callable[..., Any], *values: Any) -> Any:
+        """The one result of a segment, if all it needs is known."""
+        return None if any(value is None for value in values) else function(*values)[0]
+
+    def rows(self, value: Any, length: int) -> Any:
+        """What a scan goes over; keys of JAX stay what they are."""
+        if value is None:
+            return [None] * length
+        return value if hasattr(value, "dtype") and not isinstance(value.dtype, np.dtype) else np.asarray(value)
+
     def stack(self, values: list[Any]) -> Any:
         """The results of a loop as one array; ``None`` without data."""
-        return None if any(value is None for value in values) else np.stack([np.asarray(v) for v in values])
+        if any(value is None for value in values):
+            return None
+        if values and not isinstance(getattr(values[0], "dtype", None), np.dtype | None):
+            return stack_keys(values)
+        return np.stack([np.asarray(value) for value in values])
 
     def enter_scope(self, number: int) -> None:
         """Begin of a ``run_scoped``."""
@@ -191,6 +208,20 @@ class Frame:
     def unsupported(self, message: str, site: Any) -> None:
         """A warning about something TPUs do not have."""
         self.core.machine.note(Kind.UNSUPPORTED, message, self.core.device, site)
+
+    def random(self) -> Any:
+        """The core's generator."""
+        if self.own_random is None:
+            self.own_random = CoreRandom(self.core.device)
+        return self.own_random
+
+    def seed(self, seeds: Sequence[int]) -> None:
+        """Seed the core's generator."""
+        self.random().seed(seeds)
+
+    def random_ps(self, shape: tuple[int, ...]) -> int:
+        """Time for random bits: a cycle a vector register."""
+        return self.core.machine.timing.cycles(-(-int(np.prod(shape, dtype=np.int64)) // 1024) or 1)
 
     def turn(self) -> None:
         """One turn of a ``while`` loop: at least a cycle, so that time moves."""

@@ -107,15 +107,14 @@ class Interception:
 
     def _intercept(self, equation: KernelEquation, axis_sizes: dict[str, int]) -> Entry:
         """Lower a kernel while the program that calls it is compiled."""
-        kernel: CapturedKernel | None = None
         try:
             replace(self.options, mesh=axis_sizes).place(tuple(axis_sizes))
+            refused = internals_inplace.refused(equation)
+            if refused is not None:
+                raise NotModelledError(Finding(Kind.NOT_MODELLED, refused, where=equation.where))
             kernel = CapturedKernel(equation, axis_sizes, data=True)
-            if not internals_inplace.has_plain_results(equation):
-                message = "in place, a kernel whose results are not all arrays"
-                raise NotModelledError(Finding(Kind.NOT_MODELLED, message, where=equation.where))
         except FindingError as error:
-            name = kernel.contents.name if kernel is not None else str(equation.params.get("name") or "kernel")
+            name = str(equation.params.get("name") or "kernel")
             self._record(InterceptedCall(name, axis_sizes, (), Duration(0), 0, 0, (error.finding,), equation.where))
             raise error.with_traceback(None) from None
         needs_others = kernel.lowered.is_remote or kernel.lowered.uses_barrier

@@ -6,9 +6,11 @@ program is captured, never an error at import.  What differs between the two sta
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +25,7 @@ from jax.experimental import pallas as pl
 
 from tpusim.errors import NotModelledError
 from tpusim.findings import Finding, Kind, Where
+from tpusim.pallas.own_values import OWN_VALUES
 from tpusim.pipeline import Dim
 from tpusim.specs import MemorySpace, SemaphoreType, as_dtype
 
@@ -34,6 +37,9 @@ Slice = indexing.Slice
 TransformedRef = state_types.TransformedRef
 Literal = core.Literal
 DropVar = core.DropVar
+
+
+_OWN_FILES = str(Path(__file__).parent.parent) + os.sep
 
 
 @cache
@@ -77,10 +83,15 @@ def sub_jaxprs(params: dict[str, Any]) -> Iterator[Any]:
 
 def all_equations(jaxpr: Any) -> Iterator[Any]:
     """The equations of a jaxpr and of those within it."""
-    for eqn in jaxpr.eqns:
+    return equations_of(jaxpr.eqns)
+
+
+def equations_of(eqns: Sequence[Any]) -> Iterator[Any]:
+    """Equations and those within them."""
+    for eqn in eqns:
         yield eqn
         for inner in sub_jaxprs(eqn.params):
-            yield from all_equations(inner)
+            yield from equations_of(inner.eqns)
 
 
 class ScanParts(NamedTuple):
@@ -142,6 +153,8 @@ def bind_equation(eqn: Any, operands: Sequence[Any]) -> list[Any]:
         return results
     if name in PLACEMENTS:
         return list(operands)
+    if name in OWN_VALUES:
+        return [OWN_VALUES[name](*operands, **eqn.params)]
     return _bind(eqn.primitive, eqn.primitive.get_bind_params(eqn.params), operands)
 
 
@@ -164,9 +177,17 @@ def where_of_equation(eqn: Any) -> Where | None:
     if hasattr(eqn, "where"):
         known: Where | None = eqn.where
         return known
-    info = eqn.source_info
-    frame = source_info_util.user_frame(getattr(info, "traceback", None))
-    return Where(frame.file_name, frame.start_line) if frame is not None else None
+    for frame in source_info_util.user_frames(getattr(eqn.source_info, "traceback", None)):
+        if not frame.file_name.startswith(_OWN_FILES):
+            return Where(frame.file_name, frame.start_line)
+    return None
+
+
+def where_of_function(jaxpr: Any) -> Where | None:
+    """Where the function that a jaxpr was traced from is defined."""
+    _, _, place = str(getattr(jaxpr.debug_info, "func_src_info", "")).rpartition(" at ")
+    file, _, line = place.rpartition(":")
+    return Where(file, int(line)) if file and line.isdigit() else None
 
 
 # -- values -----------------------------------------------------------------------------------------
@@ -217,12 +238,16 @@ def is_ref(aval: Any) -> bool:
 
 
 class RefType(NamedTuple):
-    """A ref's type: a buffer (``space``, ``dtype``) or semaphores (``semaphore``)."""
+    """A ref's type: a buffer (``space``, ``dtype``) or semaphores (``semaphore``).
+
+    Typed PRNG keys (``key``: their kind) lie in memory as their words, in dimensions behind the others.
+    """
 
     shape: tuple[int, ...]
     space: MemorySpace | None
     dtype: np.dtype[Any] | None
     semaphore: SemaphoreType | None
+    key: str | None = None
 
 
 def ref_type(aval: Any, default: MemorySpace = MemorySpace.VMEM) -> RefType:
@@ -242,8 +267,22 @@ def ref_type(aval: Any, default: MemorySpace = MemorySpace.VMEM) -> RefType:
         "default": default,
         "device": MemorySpace.HBM,
         "index": MemorySpace.SMEM,
+        "key": MemorySpace.SMEM,
     }.get(name)
+    if key_words(aval.dtype):
+        return RefType((*shape, *key_words(aval.dtype)), found, np.dtype(np.uint32), None, aval.dtype._impl.name)
     return RefType(shape, found, None if found is None else as_dtype(aval.dtype), None)
+
+
+def key_words(dtype: Any) -> tuple[int, ...]:
+    """The shape of a typed PRNG key's words; empty for other types."""
+    return tuple(dtype._impl.key_shape) if hasattr(dtype, "_impl") else ()
+
+
+def pallas_key(aval: Any) -> str | None:
+    """Whether a value is a key of Pallas's own generators: ``pallas`` or ``stateful``."""
+    name = getattr(getattr(getattr(aval, "dtype", None), "_impl", None), "name", None)
+    return {"pallas_tpu": "pallas", "_pallas_internal_stateful": "stateful"}.get(name) if name else None
 
 
 def semaphore_kind(dtype: Any) -> SemaphoreType | None:
@@ -319,7 +358,9 @@ def kernel_call(eqn: Any) -> KernelCall:
         jaxpr=jaxpr,
         grid=tuple(None if is_dynamic_grid(dim) else int(dim) for dim in mapping.grid),
         vmapped=tuple(mapping.vmapped_dims),
-        parallel=tuple(str(getattr(kind, "value", kind)).lower() in ("parallel", "core_parallel") for kind in semantics),
+        parallel=tuple(
+            str(getattr(kind, "value", kind)).lower() in ("parallel", "core_parallel") for kind in semantics
+        ),
         num_prefetch=mapping.num_index_operands,
         num_inputs=mapping.num_inputs,
         num_outputs=mapping.num_outputs,
@@ -349,6 +390,10 @@ def _block(mapping: Any) -> Block:
     constant = all(isinstance(v, Literal) and int(v.val) == 0 for v in index_map.outvars)
     is_whole = constant and all(dim.size == extent and not dim.low for dim, extent in zip(dims, shape, strict=False))
     is_whole = is_whole and not any(dim.is_squeezed for dim in dims)
+    words = key_words(mapping.array_aval.dtype)
+    if words:
+        shape, dims = (*shape, *words), (*dims, *(Dim(size, size) for size in words))
+        refused = refused or (None if is_whole else "a block of typed PRNG keys")
     return Block(shape, dims, None if is_whole else index_map, windows, refused)
 
 

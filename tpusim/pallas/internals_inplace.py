@@ -23,12 +23,15 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax._src import callback, config, core, traceback_util, xla_bridge
+from jax._src import callback, config, core, effects, sharding_impls, traceback_util, xla_bridge
 from jax._src.interpreters import mlir, pxla
+from jax._src.pallas import core as pallas_core
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreter
 from jax.experimental.pallas import tpu as pltpu
 
+from tpusim.errors import NotModelledError
 from tpusim.findings import Where
+from tpusim.pallas.internals import all_equations
 
 try:
     from jax._src import tpu_info  # 0.12
@@ -44,6 +47,25 @@ RuntimeFailure = jax.errors.JaxRuntimeError
 _KINDS = {"v4": "TPU v4", "v5e": "TPU v5e", "v5p": "TPU v5p", "v6e": "TPU v6e", "v7x": "TPU7x"}
 _KINDS |= {"8i": "TPU8i", "8t": "TPU8t"}
 """What JAX calls the chips."""
+
+
+class _KernelEffect(effects.Effect):  # type: ignore[misc]
+    """Kernels of a program run in its order; unlike ``io_callback`` they may stand in ``jax.checkpoint``."""
+
+    def __str__(self) -> str:
+        return "tpusim kernel"
+
+
+_EFFECT = _KernelEffect()
+for _allowed in (
+    effects.ordered_effects,
+    effects.shardable_ordered_effects,
+    effects.lowerable_effects,
+    effects.control_flow_allowed_effects,
+    effects.remat_allowed_effects,
+    effects.custom_derivatives_allowed_effects,
+):
+    _allowed.add_type(_KernelEffect)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +110,7 @@ def kernels_in_place(intercept: Intercept, chip: str, cores_per_device: int) -> 
     with ExitStack() as stack:
         stack.callback(lambda: jax.clear_caches() if is_foreign else None)
         stack.enter_context(_replaced(interpreter, "interpret_pallas_call", interpret))
+        stack.enter_context(_replaced(pallas_core, "get_interpret_effects", _effects))
         if chip in _KINDS:
             stack.enter_context(_replaced(tpu_info, "get_device_kind", lambda: _KINDS[chip]))
             stack.enter_context(_replaced(tpu_info, "get_num_device_cores", lambda: cores_per_device))
@@ -107,7 +130,7 @@ def executions_end_with(check: Callable[[], None]) -> Iterator[None]:
     execute = pxla.ExecuteReplicated.__call__
 
     def call(self: Any, *operands: Any) -> Any:
-        if not self.ordered_effects:
+        if _EFFECT not in self.ordered_effects:
             return execute(self, *operands)
         try:
             results = execute(self, *operands)
@@ -168,9 +191,25 @@ def _placed(jaxpr: Any, mapping: Any, mesh: Any) -> Any:
     return jaxpr.replace(invars=of(jaxpr.invars), eqns=eqns)
 
 
-def has_plain_results(equation: KernelEquation) -> bool:
-    """Whether all results are arrays, and none a semaphore or the like."""
-    return all(isinstance(aval.dtype, np.dtype) for aval in equation.params["out_avals"])
+def _effects(interpret: Any) -> set[Any]:
+    """The effects of a kernel call with these parameters."""
+    return {_EFFECT} if isinstance(interpret, pltpu.InterpretParams) else set()
+
+
+def refused(equation: KernelEquation) -> str | None:
+    """What cannot be done in place, if anything."""
+    params = equation.params
+    if not all(isinstance(aval.dtype, np.dtype) for aval in params["out_avals"]):
+        return "in place, a kernel whose results are not all arrays"
+    if params["mesh"] is None:
+        return None
+    axes = params["mesh"].shape
+    if prod(axes.values()) > 1:
+        return f"in place, a kernel over {prod(axes.values())} cores of a device"
+    for eqn in all_equations(params["jaxpr"]):
+        if eqn.primitive.name == "axis_index" and eqn.params["axis_name"] in axes:
+            return "in place, the axis_index of a core"
+    return None
 
 
 def _where_of_function(jaxpr: Any) -> Where | None:
@@ -180,21 +219,31 @@ def _where_of_function(jaxpr: Any) -> Where | None:
     return Where(file, line) if file and line else None
 
 
+_NOT_LOCAL = (
+    "a kernel in a program over several devices that is not local to each of them: TPUs cannot partition a kernel "
+    "either; call it within a shard_map over all axes of the mesh"
+)
 _kernel_p = core.Primitive("tpusim_kernel")
 _kernel_p.multiple_results = True
 
 
 def _types(*_: Any, entry: Entry, types: tuple[Any, ...]) -> tuple[list[Any], set[Any]]:
-    return list(types), {callback._OrderedIOEffect}
+    return list(types), {_EFFECT}
 
 
 def _lower(ctx: Any, *operands: Any, entry: Entry, types: tuple[Any, ...]) -> Any:
-    effect = callback._OrderedIOEffect
-    sharding = callback._callback_op_sharding(ctx.module_context.axis_context, None, ctx.avals_out)
+    context = ctx.module_context.axis_context
+    if isinstance(context, sharding_impls.SPMDAxisContext):
+        is_local = context.manual_axes == frozenset(context.mesh.axis_names)
+    else:
+        is_local = getattr(context, "num_devices", 1) == 1
+    if not is_local:
+        raise NotModelledError(_NOT_LOCAL)
+    sharding = callback._callback_op_sharding(context, None, ctx.avals_out)
     results, token, _ = callback.emit_python_callback(
         ctx,
         entry,
-        ctx.tokens_in.get(effect),
+        ctx.tokens_in.get(_EFFECT),
         list(operands),
         ctx.avals_in,
         ctx.avals_out,
@@ -202,7 +251,7 @@ def _lower(ctx: Any, *operands: Any, entry: Entry, types: tuple[Any, ...]) -> An
         returns_token=True,
         sharding=sharding,
     )
-    ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({effect: token})))
+    ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({_EFFECT: token})))
     return results
 
 

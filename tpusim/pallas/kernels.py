@@ -11,18 +11,20 @@ import numpy as np
 from tpusim.errors import FindingError
 from tpusim.findings import Where
 from tpusim.launch import Suspend, entry_barrier, placed
+from tpusim.machine.calls import Scope
 from tpusim.machine.core import Core
 from tpusim.machine.machine import Machine
 from tpusim.machine.memory import BufferSpec, fresh_array
 from tpusim.machine.semaphores import SemaphoreSpec
-from tpusim.pallas import control_rules, internals, memory_rules, sync_rules
+from tpusim.pallas import control_rules, internals, memory_rules, random_rules, sync_rules
 from tpusim.pallas.frame import Frame
+from tpusim.pallas.handover import HandedArrays, HandedSemaphores, outlive
 from tpusim.pallas.lower import Lowered, Lowering
 from tpusim.pallas.pipeline import Operands, lower_maps, memory
 from tpusim.pipeline import control_ps
 from tpusim.specs import MemorySpace, SemaphoreArray
 
-RULES = {**memory_rules.RULES, **sync_rules.RULES, **control_rules.RULES}
+RULES = {**memory_rules.RULES, **sync_rules.RULES, **control_rules.RULES, **random_rules.RULES}
 
 
 class CapturedKernel:
@@ -30,14 +32,22 @@ class CapturedKernel:
 
     def __init__(self, eqn: Any, axis_sizes: dict[str, int], data: bool) -> None:
         self.contents = internals.kernel_call(eqn)
-        self.where = internals.where_of_equation(eqn)
+        # Traced by itself, a call has no line of the user's; then it is known by its kernel's.
+        self.where = internals.where_of_equation(eqn) or internals.where_of_function(self.contents.jaxpr)
         self.axis_sizes = axis_sizes
         self.data = data
         contents = self.contents
         names = argument_names(contents.jaxpr)
         self.maps = lower_maps(contents, names, axis_sizes, RULES, self.where)
         self.lowered: Lowered = Lowering(
-            contents.jaxpr, contents.name, names, axis_sizes, data, RULES, holdable=holdable(contents)
+            contents.jaxpr,
+            contents.name,
+            names,
+            axis_sizes,
+            data,
+            RULES,
+            holdable=holdable(contents),
+            aliases={contents.num_prefetch + contents.num_inputs + out: source for source, out in contents.aliases},
         ).out
         self.bind = self.lowered.compile()
         self._segments: list[Any] | None = None
@@ -45,7 +55,8 @@ class CapturedKernel:
     def segments(self) -> list[Any]:
         """The compiled array segments, made when first needed."""
         if self._segments is None:
-            self._segments = [segment.function() for segment in self.lowered.segments]
+            # Without data only what follows from scalars is computed: the rest is never asked for.
+            self._segments = [s.function() if self.data or s.is_known else None for s in self.lowered.segments]
         return self._segments
 
     def where_in_source(self, traceback: TracebackType | None) -> Where | None:
@@ -81,13 +92,19 @@ def holdable(contents: internals.KernelCall) -> dict[int, bool]:
 class KernelInstance:
     """One call of a captured kernel on the machine: every device enters and leaves it on its own."""
 
-    def __init__(self, kernel: CapturedKernel, machine: Machine, log: Callable[[Core, str], None]) -> None:
+    def __init__(
+        self, kernel: CapturedKernel, machine: Machine, log: Callable[[Core, str], None], handed: HandedArrays
+    ) -> None:
         self.kernel = kernel
+        self.handed = handed
         self.machine = machine
         self.log = log
         contents, lowered, timing = kernel.contents, kernel.lowered, machine.timing
         self.call = call = machine.new_call(contents.name, contents.vmem_limit_bytes, kernel.where)
-        self.operands = Operands(kernel, call, timing)
+        self.operands = operands = Operands(kernel, call, timing)
+        first_output = contents.num_prefetch + contents.num_inputs
+        if any(position >= first_output for position in operands.semaphores):
+            outlive(call, [*operands.semaphores.values(), *(array for array in operands.arrays if array is not None)])
         items: list[BufferSpec | SemaphoreSpec] = list(self.operands.arguments)
         for name, kind in lowered.arguments[len(items) :]:
             declared = memory(kind) if kind.semaphore is None else SemaphoreArray(kind.semaphore, kind.shape)
@@ -95,9 +112,10 @@ class KernelInstance:
         for slot, shape in lowered.held.items():
             item = items[slot]
             if slot >= len(self.operands.arguments) and isinstance(item, BufferSpec):
+                blank = fresh_array(shape, item.dtype)  # nobody writes it in place
                 for table in call.buffers:
-                    table[item.position].array = table[item.position].array.reshape(shape)
-        self.scopes = []
+                    table[item.position].array = blank
+        self.scopes: list[Scope] = []
         for number, scope in enumerate(lowered.scopes):
             outer = self.scopes[scope.outer] if scope.outer is not None else None
             made = call.scope((number,), outer, scope.names, scope.types)
@@ -115,7 +133,7 @@ class KernelInstance:
         self.control_ps = control_ps(timing, len(contents.grid), self.share)
         positions = [item.position for item in items]
         wholes = [item.whole if isinstance(item, BufferSpec) else None for item in items]
-        segments = kernel.segments() if kernel.data else [None] * len(prices)
+        segments = kernel.segments()
         self.program = kernel.bind(positions, wholes, segments, lowered.sites, lowered.consts, prices)
 
     def run(self, core: Core, suspend: Suspend, values: Sequence[Any]) -> list[Any]:
@@ -160,17 +178,30 @@ class KernelInstance:
                 buffer.alive = True
         aliased = {source for source, _ in contents.aliases}
         keep = self.machine.data
+        hands_over = not self.operands.semaphores.keys().isdisjoint(range(len(values), len(arrays)))
         for position, value in enumerate(values):
             spec = arrays[position]
-            if keep or lowered.arguments[position][1].space is MemorySpace.SMEM:
+            if spec is None:
+                value.put(self.call, self.operands.semaphores[position])
+                continue
+            if self.handed.put(value, self.call, spec):
+                continue
+            if value is not None and (keep or lowered.arguments[position][1].space is MemorySpace.SMEM):
                 array = np.asarray(value).reshape(spec.shape)
                 in_place = spec is self.operands.arguments[position] and position in lowered.written
                 buffers[spec.position].array = array.copy() if position in aliased or in_place else array
+            if hands_over:
+                self.handed.keep(value, self.call, spec)
         outputs: list[Any] = []
         for position in range(len(values), len(arrays)):
             spec = arrays[position]
+            if spec is None:
+                outputs.append(HandedSemaphores(self.call, self.operands.semaphores[position]))
+                continue
             buffer = buffers[spec.position]
             if keep and position not in self.operands.aliases:
                 buffer.array = fresh_array(spec.shape, spec.dtype)
             outputs.append(buffer.array if keep else None)
+            if hands_over:
+                self.handed.keep(outputs[-1], self.call, spec)
         return outputs

@@ -22,8 +22,8 @@ import numpy as np
 
 from tpusim.errors import NotModelledError, finding_error
 from tpusim.findings import Kind, Where
-from tpusim.pallas import internals, scalar_ops, views
-from tpusim.pallas.segments import Segment
+from tpusim.pallas import internals, random_bits, scalar_ops, views
+from tpusim.pallas.segments import Segment, known_part
 from tpusim.pallas.symbols import (
     Step,
     RefSymbol,
@@ -93,7 +93,7 @@ class Lowered:
 
     def compile(self) -> Any:
         """The ``bind`` function."""
-        namespace: dict[str, Any] = {**scalar_ops.RUNTIME, **views.RUNTIME}
+        namespace: dict[str, Any] = {**scalar_ops.RUNTIME, **views.RUNTIME, **random_bits.RUNTIME}
         lines = self.source.splitlines(keepends=True)
         linecache.cache[self.filename] = (len(self.source), None, lines, self.filename)
         exec(compile(self.source, self.filename, "exec"), namespace)  # our own source
@@ -153,8 +153,11 @@ class Lowering:
         rules: dict[str, Rule],
         num_integers: int = 0,
         holdable: Mapping[int, bool] | None = None,
+        aliases: Mapping[int, int] | None = None,
     ) -> None:
         self.rules = rules
+        self.aliases = aliases or {}
+        """Slots that may be the same memory as another one."""
         self.name = name
         self.axes = axes
         self.data = data
@@ -187,6 +190,9 @@ class Lowering:
         results = self.lower_jaxpr(jaxpr)
         if results:
             self.emit(f"return ({', '.join(value.code for value in results)},)")
+        for slots in self.aliases.items():
+            if not self.out.written.isdisjoint(slots):
+                self.out.written.update(slots)
         self._hold(holdable or {})
         for line, slot in self.copies:
             if slot not in self.out.written or slot in self.out.held:
@@ -258,7 +264,7 @@ class Lowering:
         elif kind.space is None or kind.dtype is None:
             raise NotModelledError(f"{self.name}: argument {name} lives in memory space {var.aval.memory_space}")
         else:
-            self.env[var] = RefSymbol(slot, name, kind.shape, kind.dtype, kind.space)
+            self.env[var] = RefSymbol(slot, name, kind.shape, kind.dtype, kind.space, kind.key)
 
     # -- values ---------------------------------------------------------------------------------
 
@@ -284,7 +290,11 @@ class Lowering:
         if found.is_python:
             return found.code
         self.flush(block)
-        return f"int({found.code})"
+        return self.number(found.code)
+
+    def number(self, code: str, kind: str = "int") -> str:
+        """An expression of a Python int or bool for an array of one element."""
+        return f"{kind}({code})" if self.data else f"{kind}(rt.known({code}))"
 
     def array(self, value: Any) -> str:
         """An expression for an array or NumPy scalar."""
@@ -324,10 +334,14 @@ class Lowering:
         elif any(internals.is_ref(v.aval) for v in (*eqn.invars, *eqn.outvars)):
             raise not_modelled(f"primitive {name}", eqn)
         else:
-            block.pending.append(eqn)
-            for var in eqn.outvars:
-                if not isinstance(var, internals.DropVar):
-                    self.env[var] = Value(self.fresh("a"), False)
+            self.defer(block, eqn)
+
+    def defer(self, block: Block, eqn: Any) -> None:
+        """Put a pure equation into the pending segment."""
+        block.pending.append(eqn)
+        for var in eqn.outvars:
+            if not isinstance(var, internals.DropVar):
+                self.env[var] = Value(self.fresh("a"), False)
 
     def _all_python(self, eqn: Any) -> bool:
         if not all(is_integer(v.aval) for v in eqn.outvars):
@@ -349,12 +363,15 @@ class Lowering:
         if block.pending:
             self._emit_segment(block, at)
         for var, value in list(block.views.items()):
-            if stored is None or value.slot == stored:
+            if stored is None or self._home(value.slot) == self._home(stored):
                 if block.last_use.get(var, -1) >= at:
                     self.copies.append((len(self.lines), value.slot))
                     self.emit(f"{value.code} = {value.code}.copy()")
                 value.slot = -1
                 del block.views[var]
+
+    def _home(self, slot: int) -> int:
+        return self.aliases.get(slot, slot)
 
     def _emit_segment(self, block: Block, at: int) -> None:
         eqns, block.pending = block.pending, []
@@ -379,13 +396,24 @@ class Lowering:
         self.emit(f"core.compute(C[{number}], 'compute', {site})")
         if not self.data:
             for var in outputs:
-                self.emit(f"{self.env[var].code} = None")
+                self._emit_known(eqns, var)
             return
         if not outputs:
             return
         operands = ", ".join(self.env[var].code for var in inputs)
         targets = ", ".join(self.env[var].code for var in outputs)
         self.emit(f"{targets}{',' if len(outputs) == 1 else ''} = SEG[{number}]({operands})")
+
+    def _emit_known(self, eqns: Sequence[Any], var: Any) -> None:
+        """Without data: compute what follows from scalars alone; everything else is ``None``."""
+        code = self.env[var].code
+        part = known_part(eqns, var)
+        if part is None:
+            self.emit(f"{code} = None")
+            return
+        self.out.segments.append(part)
+        operands = [f"SEG[{len(self.out.segments) - 1}]", *(self.env[v].code for v in part.inputs)]
+        self.emit(f"{code} = rt.compute({', '.join(operands)})")
 
     # -- refs -----------------------------------------------------------------------------------
 

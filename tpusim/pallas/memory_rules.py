@@ -35,7 +35,7 @@ def _require_vector_memory(symbol: RefSymbol, verb: str, shape: tuple[int, ...],
                 where=where,
             )
         )
-    if symbol.space is MemorySpace.SMEM and shape:
+    if symbol.space is MemorySpace.SMEM and shape and symbol.key is None:
         raise MemorySpaceError(
             Finding(
                 Kind.MEMORY_SPACE,
@@ -56,6 +56,12 @@ def _load(lowering: Lowering, eqn: Any, symbol: RefSymbol, region: str, block: B
         lowering.env[var] = Value(name, True)
         return
     name = lowering.fresh("x")
+    if symbol.key is not None:
+        lowering.emit(f"{name} = rt.load({buffer}, {region}, {site}).copy()")
+        if internals.pallas_key(var.aval) is None:
+            lowering.emit(f"{name} = wrap_key({name}, {symbol.key!r})")
+        lowering.env[var] = Value(name, False)
+        return
     if is_view:
         lowering.emit(f"{name} = rt.load_view({buffer}, {region}, {site})")
     else:

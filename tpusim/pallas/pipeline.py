@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from tpusim.errors import NotModelledError, finding_error
+from tpusim.errors import InternalError, NotModelledError, finding_error
 from tpusim.findings import Kind, Where
 from tpusim.machine.calls import Call
 from tpusim.machine.memory import BufferSpec
+from tpusim.machine.semaphores import SemaphoreSpec
 from tpusim.machine.timing import Timing
 from tpusim.pallas import internals
 from tpusim.pallas.lower import Lowered, Lowering, Rule
@@ -54,12 +55,16 @@ def lower_maps(
     """The index map of each block, ``None`` for one that is the whole array; raises for what is not modelled."""
     scalars = list(names[: contents.num_prefetch])
     maps: list[LoweredMap | None] = []
-    for block, name in zip(contents.blocks, names[contents.num_prefetch :], strict=False):
+    for number, block in enumerate(contents.blocks, contents.num_prefetch):
+        name = names[number]
         if block.refused:
             raise not_modelled(f"{block.refused} (argument {name})", where)
         if block.index_map is None:
             maps.append(None)
             continue
+        space = internals.ref_type(contents.jaxpr.invars[number].aval).space
+        if space in IN_HBM:
+            raise not_modelled(f"a block of argument {name} in memory space {space.name}", where)
         title = f"{contents.name}, index map of {name}"
         lowering = Lowering(block.index_map, title, scalars, axis_sizes, True, rules, len(contents.grid))
         maps.append(LoweredMap(lowering.out))
@@ -77,7 +82,8 @@ class Operands:
     """The array arguments of one call on the machine.
 
     ``arrays`` are in HBM, one for each operand (scalar prefetch first), then one for each output, which is
-    the operand's where the two are aliased.  ``arguments`` is what the kernel gets for each.
+    the operand's where the two are aliased, and ``None`` for semaphores.  ``arguments`` is what the kernel
+    gets for each.
     """
 
     def __init__(self, kernel: CapturedKernel, call: Call, timing: Timing) -> None:
@@ -85,13 +91,21 @@ class Operands:
         self.call = call
         self.timing = timing
         contents = kernel.contents
-        self.arrays: list[BufferSpec] = []
-        self.arguments: list[BufferSpec] = []
+        self.arrays: list[BufferSpec | None] = []
+        self.arguments: list[BufferSpec | SemaphoreSpec] = []
+        self.semaphores: dict[int, SemaphoreSpec] = {}
         self.pipeline = Pipeline(kernel.where)
         self.aliases = {contents.num_prefetch + contents.num_inputs + out: source for source, out in contents.aliases}
         self.streams: dict[int, Stream] = {}
         for position in range(contents.num_prefetch + contents.num_inputs + contents.num_outputs):
             self._add(position)
+
+    def array(self, position: int) -> BufferSpec:
+        """The array of an argument that has one."""
+        found = self.arrays[position]
+        if found is None:
+            raise InternalError(f"argument {position} is a semaphore")
+        return found
 
     def _add(self, position: int) -> None:
         kernel = self.kernel
@@ -100,6 +114,12 @@ class Operands:
         first_output = contents.num_prefetch + contents.num_inputs
         block = contents.blocks[position - contents.num_prefetch] if position >= contents.num_prefetch else None
         source = self.aliases.get(position)
+        if kind.semaphore is not None:
+            given = self.semaphores.get(source) if source is not None else None
+            spec = self.semaphores[position] = given or self.call.add_semaphores(name, kind.semaphore, kind.shape)
+            self.arrays.append(None)
+            self.arguments.append(spec)
+            return
         ref = memory(kind)
         if source is None:
             in_hbm = MemoryRef(MemorySpace.HBM, ref.shape if block is None else block.shape, ref.dtype)
@@ -107,20 +127,24 @@ class Operands:
             is_input = position < first_output
             array = self.call.add_buffer(name, in_hbm, absent, is_operand=True, initialised=is_input)
         else:
-            array = self.arrays[source]
+            array = self.array(source)
         self.arrays.append(array)
         if block is None:
             self.pipeline.scalars.append(self._stream(position, array, ref, None, ()))
             return
         lowered_map = kernel.maps[position - contents.num_prefetch]
         if ref.space in IN_HBM:
-            if lowered_map is not None:
-                raise not_modelled(f"a block of {name} in memory space {ref.space.name}", kernel.where)
             self.arguments.append(array)
             return
-        index_map = None if lowered_map is None else lowered_map.on(self.arguments[: contents.num_prefetch], self.timing)
+        index_map = (
+            None if lowered_map is None else lowered_map.on(self._scalars(), self.timing)
+        )
         stream = self._stream(position, array, ref, index_map, block.dims, block.windows)
         (self.pipeline.inputs if position < first_output else self.pipeline.outputs).append(stream)
+
+    def _scalars(self) -> list[BufferSpec]:
+        count = self.kernel.contents.num_prefetch
+        return [spec for spec in self.arguments[:count] if isinstance(spec, BufferSpec)]
 
     def _stream(
         self,
@@ -137,6 +161,7 @@ class Operands:
         shares = self.streams.get(source) if source is not None and not contents.grid else None
         stream = Stream(
             self.call,
+            lowered.arguments[position][0],
             array,
             ref,
             dims,

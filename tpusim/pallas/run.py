@@ -15,6 +15,7 @@ from math import prod
 from pathlib import Path
 from types import TracebackType
 
+from tpusim.errors import OptionError
 from tpusim.options import parse_mesh
 from tpusim.pallas.host import declare_host_devices, load_arrays, save_arrays
 
@@ -33,11 +34,14 @@ def main(arguments: list[str] | None = None) -> None:
     import jax
 
     from tpusim.kernel_file import load_file
+    from tpusim.program import Kernel
 
     sys.excepthook = lambda kind, error, frames: _write_error(options.file, kind, error, frames)
     loaded = load_file(options.file)
     arrays = load_arrays(options.inputs) if options.inputs else loaded.inputs()
     mesh = jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(jax.sharding.AxisType.Auto,) * len(sizes))
+    if not isinstance(loaded.kernel, Kernel):
+        raise OptionError(f"{options.file}: {loaded.name} is a JAX function, not a tpusim.Kernel")
     outputs = loaded.kernel.pallas(mesh, interpret=True)(*arrays)
     save_arrays(options.outputs, outputs if isinstance(outputs, tuple) else (outputs,))
 

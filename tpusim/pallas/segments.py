@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from tpusim.costs import CostTable
+from tpusim.errors import NotModelledError
 from tpusim.pallas import internals
 
 
@@ -20,6 +21,8 @@ class Segment:
         self.eqns = list(eqns)
         self.inputs = list(inputs)
         self.outputs = list(outputs)
+        self.is_known = False
+        """Whether it has a result even where a run carries no data."""
         self._function: Callable[..., Any] | None = None
 
     @cached_property
@@ -40,24 +43,64 @@ class Segment:
         dtypes = [var.aval.dtype for var in self.inputs]
         convert = [_converter(dtype) for dtype in dtypes]
         is_large = sum(var.aval.size for var in self.outputs) >= _LARGE
+        kept = [is_large or not internals.is_plain(var.aval.dtype) for var in self.outputs]
 
         def call(*values: Any) -> Sequence[Any]:
-            results = run(*[make(value) for make, value in zip(convert, values, strict=True)])
+            try:
+                results = run(*[make(value) for make, value in zip(convert, values, strict=True)])
+            except NotImplementedError as error:
+                raise self._unknown(error) from None
             if is_large and not any(type(value) is np.ndarray for value in values):
                 return results  # type: ignore[no-any-return]
             # A NumPy input may be a view of a buffer that is written next.
-            return tuple(result.block_until_ready() if is_large else np.asarray(result) for result in results)
+            return tuple(
+                result.block_until_ready() if stays else np.asarray(result)
+                for result, stays in zip(results, kept, strict=True)
+            )
 
         if self.inputs:
             return call
         known = call()
         return lambda: known
 
+    def _unknown(self, error: NotImplementedError) -> NotModelledError:
+        """What JAX cannot compute here is not modelled, unless it is said already."""
+        if isinstance(error, NotModelledError) and error.finding.where is not None:
+            return error
+        named = [eqn for eqn in internals.equations_of(self.eqns) if f"'{eqn.primitive.name}'" in str(error)]
+        eqn = named[0] if named else self.eqns[0]
+        what = str(error).splitlines()[0] if not named else f"primitive {eqn.primitive.name}"
+        return internals.not_modelled(what, eqn)
+
     def cycles(self, costs: CostTable) -> int:
         """Cycles on a chip: the slots of all its equations together, and the fill of the MXU for each product."""
         slots: dict[str, float] = {}
         products = sum(_add_slots(slots, eqn, costs, 1) for eqn in self.eqns)
         return max(1, costs.slot_cycles(slots) + products * costs.chip.core.mxu_fill.integer)
+
+
+_SMALL = 1 << 16
+
+
+def known_part(eqns: Sequence[Any], var: Any) -> Segment | None:
+    """Those of a segment's equations that give ``var``, if they start from scalars alone; else ``None``."""
+    if len(var.aval.shape) > 1 or var.aval.size > _SMALL:
+        return None
+    wanted, part = {var}, []
+    for eqn in reversed(eqns):
+        if wanted.isdisjoint(eqn.outvars):
+            continue
+        if any(v.aval.size > _SMALL for v in eqn.outvars):
+            return None
+        part.append(eqn)
+        wanted.update(v for v in eqn.invars if not isinstance(v, internals.Literal))
+    made = {v for eqn in part for v in eqn.outvars}
+    inputs = [v for eqn in part for v in eqn.invars if not isinstance(v, internals.Literal) and v not in made]
+    if any(v.aval.shape for v in inputs):
+        return None
+    segment = Segment(part[::-1], list(dict.fromkeys(inputs)), [var])
+    segment.is_known = True
+    return segment
 
 
 _NUMPY = {

@@ -87,3 +87,9 @@ def gather(parts: Sequence[Any], dims: Axes, aval: Any, places: Sequence[Any], s
 def host_array(value: Any) -> Any:
     """An array as NumPy sees it; typed PRNG keys stay what they are."""
     return value if isinstance(value, jax.Array) and not internals.is_plain(value.dtype) else np.asarray(value)
+
+
+def key_words(value: Any) -> Any:
+    """Typed PRNG keys as the words they lie in memory as; any other value is itself."""
+    is_key = isinstance(value, jax.Array) and not internals.is_plain(value.dtype)
+    return np.asarray(jax.random.key_data(value)) if is_key else value

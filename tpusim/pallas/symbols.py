@@ -33,13 +33,14 @@ class TransformError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class RefSymbol:
-    """A buffer argument of the kernel."""
+    """A buffer argument of the kernel; ``key``: it holds the words of typed PRNG keys of that kind."""
 
     slot: int
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     space: MemorySpace
+    key: str | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -91,7 +91,8 @@ def _full(region: Region, key: tuple[Index, ...]) -> Key:
         last = first + (count - 1) * step
         if first < 0 or first > size or (count and last >= size):
             text = region._key_text((part,))
-            raise OutOfBoundsError(f"{region}[{text}]: index {text} leaves dimension {dim} of size {size}")
+            written = ", ".join([*(":" for _ in range(dim)), text])
+            raise OutOfBoundsError(f"{region}[{written}]: index {text} leaves dimension {dim} of size {size}")
         parts.append(whole)
     return tuple(parts)
 
@@ -104,6 +105,14 @@ def _slices(key: Key) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
+def _text(shape: tuple[int, ...], key: Key) -> str:
+    """The key as its author would write it: without what is whole at its end."""
+    parts = [":" if part == (0, size, 1) else Region._key_text((part,)) for part, size in zip(key, shape, strict=True)]
+    while parts and parts[-1] == ":":
+        parts.pop()
+    return f"[{', '.join(parts)}]" if parts else ""
+
+
 class Part(ViewRegion):
     """A part of a view."""
 
@@ -111,7 +120,7 @@ class Part(ViewRegion):
 
     def __init__(self, parent: ViewRegion, key: Key) -> None:
         shape = tuple(part[1] for part in key if not isinstance(part, int))
-        super().__init__(parent, parent.covered(key), shape, parent.dtype, f"[{parent._key_text(key)}]")
+        super().__init__(parent, parent.covered(key), shape, parent.dtype, _text(parent.shape, key))
         self.key = key
         self.slices = _slices(key)
 

@@ -1,60 +1,22 @@
-"""Grid pipelines: the copies that the compiler puts around the steps of a grid.
-
-An array that a grid walks over in blocks stays in HBM; the kernel sees a window in VMEM or SMEM that holds
-the block of the present step.  Windows come in twos, so that the next step's block is on its way during the
-body of this one, and a block goes back to HBM during the next body.  All of these are ordinary copies of
-the core, with semaphores of the call, so that clock, traces and judges need to know nothing of pipelines.
-
-The windows of one array share one `BufferSpec`, hence its position, name and regions: a step only puts
-another window into the core's buffer table.  A whole array in VMEM is a pipeline of one step.
-
-When a block's index is evaluated: for an input with n windows n - 1 steps ahead, before the body of that
-step, and with one window after the previous body; for an output after the previous body.
-"""
+"""The moving side of a pipeline: what one device fetches and writes back from step to step, and the loop itself."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from tpusim.errors import OutOfBoundsError
 from tpusim.launch import Suspend
-from tpusim.machine.calls import Call
 from tpusim.machine.core import Core
-from tpusim.machine.memory import Buffer, BufferSpec, Index, Region, fresh_array, sentinel
+from tpusim.machine.memory import fresh_array, sentinel
 from tpusim.machine.timing import Timing
-from tpusim.specs import MemoryRef, MemorySpace, SemaphoreType
+from tpusim.pipeline.streams import Place, Stream
 
-IndexMap = Callable[..., tuple[int, ...]]
-"""``index_map(context, *step)``: which block of an array a grid step uses; ``context`` is the device's."""
-
-WINDOWS = 2
-"""Windows of an array that does not say otherwise."""
 CONVERTED_BYTES = 1 << 26
 """How much of an array a device keeps in converted form."""
-
-
-class Dim(NamedTuple):
-    """How one dimension of an array is cut.
-
-    A block has ``size`` elements and begins at ``index * unit - low``: ``unit`` is ``size`` where an index
-    counts blocks and 1 where it counts elements, ``low`` the padding before element 0.  A squeezed
-    dimension is not in the window.
-    """
-
-    size: int
-    unit: int
-    is_squeezed: bool = False
-    low: int = 0
-
-
-def block_dims(block_shape: Sequence[int | None]) -> tuple[Dim, ...]:
-    """The dimensions of a plain block shape; ``None`` is a squeezed one."""
-    return tuple(Dim(1, 1, True) if size is None else Dim(size, size) for size in block_shape)
 
 
 def control_ps(timing: Timing, axes: int, cores: int = 1) -> int:
@@ -62,107 +24,6 @@ def control_ps(timing: Timing, axes: int, cores: int = 1) -> int:
     core = timing.chip.core
     cycles = core.control_step.number + core.control_axis.number * (axes - 1)
     return timing.cycles(cycles / cores) if axes else 0
-
-
-class Place(NamedTuple):
-    """A block: its elements in the array, and those of the window (fewer than all at an edge)."""
-
-    array: Region
-    window: Region
-    is_whole: bool
-
-
-class Stream:
-    """One array of a call that a grid walks over, and its windows on every device.
-
-    ``index_map`` is ``None`` where the whole array is one block: then there is one window and one copy.
-    ``is_lent``: nobody writes the array or its windows during the call, so a window may be a view of the
-    array; ``convert`` makes what the kernel gets of that view, once a block.  ``keeps``: the window of a
-    new block need not be made to look never written, because the kernel stores all of it before it looks.
-    ``held``: the kernel exchanges the window's array as a whole, for ones of this shape.  ``shares``: the
-    window is that of another stream.
-    """
-
-    def __init__(
-        self,
-        call: Call,
-        array: BufferSpec,
-        window: MemoryRef,
-        dims: tuple[Dim, ...],
-        index_map: IndexMap | None,
-        slots: int = WINDOWS,
-        *,
-        is_lent: bool = False,
-        convert: Callable[[Any], Any] | None = None,
-        keeps: bool = False,
-        held: tuple[int, ...] | None = None,
-        shares: Stream | None = None,
-    ) -> None:
-        name = array.name
-        self.array = array
-        self.dims = dims
-        self.index_map = index_map or _first
-        self.is_fixed = index_map is None
-        self.slots = 1 if self.is_fixed else slots
-        self.keeps = keeps or shares is not None
-        machine = call.machine
-        is_kept = machine.data or window.space is MemorySpace.SMEM
-        self.is_lent = is_lent and is_kept
-        self.convert = convert
-        self.held = held
-        self.blank = fresh_array(held, window.dtype) if held is not None and not self.is_lent else None
-        """The array of a window that was never written, where it is held."""
-        self.windows: list[list[Buffer]]
-        if shares is not None:
-            self.spec, self.windows = shares.spec, shares.windows
-        else:
-            is_made = is_kept and not self.is_lent and held is None
-            arrays = None if is_made else [self.blank] * len(machine.cores)
-            self.spec = call.add_buffer(name, window, arrays, is_operand=True, slots=self.slots)
-            self.windows = [[table[self.spec.position]] for table in call.buffers]
-            for device, row in enumerate(self.windows):
-                for _ in range(1, self.slots):
-                    data = fresh_array(window.shape, window.dtype) if is_made else self.blank
-                    row.append(Buffer(self.spec, device, data))
-        self.semaphores = call.add_semaphores(f"{name}.window", SemaphoreType.DMA, (self.slots,))
-        self.places: dict[tuple[int, ...], Place] = {}
-
-    def place(self, index: tuple[int, ...], step: tuple[int, ...]) -> Place:
-        """Where a block lies; raises ``OutOfBoundsError`` for one that is not in the array."""
-        if self.is_fixed:
-            found = self.places[index] = Place(self.array.whole, self.spec.whole, True)
-            return found
-        inner: list[Index] = []
-        outer: list[Index] = []
-        is_whole = True
-        for dim, position, extent in zip(self.dims, index, self.array.shape, strict=True):
-            start = position * dim.unit - dim.low
-            first, last = max(start, 0), min(start + dim.size, extent)
-            if last <= first or (first > start and not dim.low):
-                raise OutOfBoundsError(self._outside(index, step))
-            if dim.is_squeezed:
-                outer.append(start)
-                continue
-            outer.append((first, last - first))
-            inner.append((first - start, last - first))
-            is_whole = is_whole and last - first == dim.size
-        window = self.spec.whole
-        region = self.array.whole.sub(tuple(outer))
-        found = self.places[index] = Place(region, window if is_whole else window.sub(tuple(inner)), is_whole)
-        return found
-
-    def _outside(self, index: tuple[int, ...], step: tuple[int, ...]) -> str:
-        starts = ", ".join(str(p * d.unit - d.low) for d, p in zip(self.dims, index, strict=True))
-        sizes = ", ".join(str(d.size) for d in self.dims)
-        return (
-            f"{self.array.name}: the index map gives block ({', '.join(map(str, index))}) for grid step {step}; "
-            f"it begins at element ({starts}) and has shape ({sizes}), the array has shape {self.array.shape}"
-        )
-
-
-def _first(_context: object, *_step: int) -> tuple[int, ...]:
-    """The index of the only block."""
-    return ()
 
 
 class _End:

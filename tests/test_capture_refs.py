@@ -1,0 +1,293 @@
+"""Captured kernels: parts and views of refs, masks, small types, odd shapes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from capturing import call, run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tpusim
+from tpusim.errors import MemorySpaceError, OutOfBoundsError, RaceError
+
+jax = pytest.importorskip("jax", reason="needs jax: pip install 'tpusim[pallas]'")
+jnp = jax.numpy
+pl = pytest.importorskip("jax.experimental.pallas")
+pltpu = pytest.importorskip("jax.experimental.pallas.tpu")
+
+pytestmark = pytest.mark.jax
+
+DMA = pltpu.SemaphoreType.DMA
+X = np.arange(4 * 16 * 128, dtype=np.float32).reshape(4, 16, 128)
+
+
+def test_slices_of_slices() -> None:
+    def kernel(i_ref: Any, x_ref: Any, o_ref: Any) -> None:
+        i = i_ref[0]
+        rows = x_ref.at[1].at[pl.ds(i, 8)]
+        o_ref[0] = rows[...]
+        o_ref[1] = rows.at[pl.ds(0, 8)][...] + x_ref[3, -8:, :]
+        o_ref[2, 0:4] = x_ref[2, pl.ds(i, 4, 2)]
+        o_ref[2, 4:8] = x_ref.at[2][0:8:2]
+        o_ref.at[3, pl.ds(i - 2, 2)].at[1][...] = x_ref[3, 15]
+        o_ref[3, 0:1] = jnp.zeros((1, 128))
+        o_ref[3, 2:8] = x_ref.at[3, 2:16].at[pl.ds(0, 6)][...]
+
+    out = run(kernel, ((4, 8, 128), np.float32), np.array([2], np.int32), X, spaces=["smem", "vmem"])
+    np.testing.assert_array_equal(out[0], X[1, 2:10])
+    np.testing.assert_array_equal(out[1], X[1, 2:10] + X[3, 8:])
+    np.testing.assert_array_equal(out[2], X[2, [2, 4, 6, 8, 0, 2, 4, 6]])
+    np.testing.assert_array_equal(out[3], np.concatenate([np.zeros((1, 128)), X[3, [-1]], X[3, 2:8]]))
+
+
+def test_reshaped_refs() -> None:
+    def kernel(x_ref: Any, o_ref: Any, v: Any, sem: Any) -> None:
+        flat = x_ref.reshape(64, 128)
+        pltpu.async_copy(flat.at[pl.ds(8, 16)], v, sem).wait()
+        half = v.reshape(2, 8, 128)
+        half[1] = half[1] * 2
+        half.at[0][0:2] = jnp.zeros((2, 128))
+        out = o_ref.reshape(2, 8, 128)
+        pltpu.async_copy(v.reshape(4, 4, 128).at[2:4].reshape(8, 128), out.at[0], sem).wait()
+        pltpu.async_copy(half.at[0], out.at[1], sem).wait()
+
+    out = run(
+        kernel, ((16, 128), np.float32), X, spaces=["hbm"], out_spaces=["hbm"],
+        scratch=[pltpu.VMEM((16, 128), jnp.float32), DMA(())],
+    )  # fmt: skip
+    want = X.reshape(64, 128)[8:24].copy()
+    want[8:] *= 2
+    want[:2] = 0
+    np.testing.assert_array_equal(out, np.roll(want, 8, 0))
+
+
+def test_transposed_refs() -> None:
+    def kernel(x_ref: Any, o_ref: Any) -> None:
+        o_ref.at[...].transpose((1, 0, 2))[0:8] = x_ref.at[0:4, 0:8].transpose((1, 0, 2))[...] * 2
+
+    np.testing.assert_array_equal(run(kernel, ((4, 8, 128), np.float32), X), X[:, :8] * 2)
+
+
+@pytest.mark.parametrize(("narrow", "wide"), [("bfloat16", "uint32"), ("int8", "int32"), ("int16", "float32")])
+def test_refs_with_other_bits_to_an_element(narrow: str, wide: str) -> None:
+    def kernel(x_ref: Any, packed_ref: Any, o_ref: Any, v: Any, sem: Any) -> None:
+        ratio = jnp.dtype(wide).itemsize // jnp.dtype(narrow).itemsize
+        pltpu.async_copy(x_ref.bitcast(wide), packed_ref, sem).wait()
+        v[...] = x_ref[...]
+        words = v.bitcast(wide)
+        words[0:2] = words[2:4]
+        o_ref[...] = v[...]
+        o_ref.bitcast(wide).at[pl.ds(32 // ratio - 1, 1)][...] = jnp.zeros((1, 128), wide)
+
+    x = jnp.asarray(np.random.default_rng(0).integers(0, 100, (32, 128)), dtype=narrow)
+    packed, out = (
+        jax.ShapeDtypeStruct((32 * x.dtype.itemsize // 4, 128), wide),
+        jax.ShapeDtypeStruct(x.shape, x.dtype),
+    )
+    got, rows = run(
+        kernel, [packed, out], x, out_spaces=["hbm", "vmem"], scratch=[pltpu.VMEM((32, 128), narrow), DMA(())]
+    )
+    want = np.asarray(jax.lax.bitcast_convert_type(x.reshape(-1, 4 // x.dtype.itemsize, 128).swapaxes(1, 2), wide))
+    np.testing.assert_array_equal(got, want)
+    ratio = 4 // x.dtype.itemsize
+    expected = np.array(x)
+    expected[: 2 * ratio] = expected[2 * ratio : 4 * ratio]
+    expected[32 - ratio :] = 0
+    np.testing.assert_array_equal(rows, expected)
+
+
+def factorisations(size: int) -> st.SearchStrategy[tuple[int, ...]]:
+    return st.lists(st.integers(1, 8), min_size=1, max_size=4).map(tuple).filter(lambda s: math.prod(s) == size)
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_any_chain_of_views_covers_what_it_reads_and_writes(data: Any) -> None:
+    from tpusim.machine.memory import BufferSpec, Tiling
+    from tpusim.pallas.views import bitcast, reshaped, transposed
+    from tpusim.specs import MemorySpace
+
+    tiling = Tiling({32: 8, 16: 16, 8: 32, 4: 32, 64: 8}, 64)
+    shapes = [(4, 6), (24,), (2, 2, 6), (3, 8), (2, 3, 4), (4, 1, 6)]
+    shape = data.draw(st.sampled_from(shapes))
+    dtype = np.dtype(data.draw(st.sampled_from(["int32", "int16"])))
+    spec = BufferSpec(0, "v", MemorySpace.VMEM, shape, dtype, tiling)
+    array = np.arange(24, dtype=dtype).reshape(shape)
+    region, values = spec.whole, array
+    owners = np.arange(24).reshape(shape)  # which element of the buffer each value lies in
+    for _ in range(data.draw(st.integers(1, 4))):
+        move = data.draw(st.sampled_from(["index", "reshape", "transpose", "bitcast"]))
+        if move == "reshape":
+            new = data.draw(st.sampled_from([s for s in shapes if math.prod(s) == values.size] or [(values.size,)]))
+            region, values, owners = reshaped(region, new), values.reshape(new), owners.reshape(new)
+        elif move == "transpose":
+            order = tuple(data.draw(st.permutations(range(values.ndim))))
+            region, values, owners = transposed(region, order), values.transpose(order), owners.transpose(order)
+        elif move == "bitcast" and values.dtype == np.int16:
+            region, values = bitcast(region, "uint16"), values.view(np.uint16)
+        elif move == "index":
+            key = []
+            for size in values.shape:
+                start = data.draw(st.integers(0, size - 1))
+                stride = data.draw(st.integers(1, 2))
+                count = data.draw(st.integers(1, (size - 1 - start) // stride + 1))
+                key.append(data.draw(st.sampled_from([start, (start, count, stride)])))
+            slices = tuple(k if isinstance(k, int) else slice(k[0], k[0] + (k[1] - 1) * k[2] + 1, k[2]) for k in key)
+            region, values, owners = region.sub(tuple(key)), values[slices], owners[slices]
+    np.testing.assert_array_equal(region.read(array), values)
+    assert region.shape == values.shape
+    box = np.arange(24).reshape(shape)[region.index]
+    assert set(np.ravel(owners)) <= set(np.ravel(box))
+    changed = array.copy()
+    region.write(changed, np.full(values.shape, 99, values.dtype))
+    want = array.copy().ravel()
+    want[np.ravel(owners)] = 99
+    np.testing.assert_array_equal(changed.ravel(), want)
+
+
+def test_a_view_races_like_the_memory_it_covers() -> None:
+    def kernel(x_ref: Any, o_ref: Any, v: Any, sem: Any, *, row: int) -> None:
+        copy = pltpu.async_copy(x_ref.at[0], v, sem)
+        o_ref[...] = v.reshape(2, 8, 128)[1] if row else jnp.zeros((8, 128))
+        copy.wait()
+
+    from functools import partial
+
+    options = {"spaces": ["hbm"], "scratch": [pltpu.VMEM((16, 128), jnp.float32), DMA(())]}
+    run(partial(kernel, row=0), ((8, 128), np.float32), X, **options)
+    with pytest.raises(RaceError, match=r"load of v.reshape\(2, 8, 128\)\[1\] on device \(0,\) meets a copy in flight"):
+        run(partial(kernel, row=1), ((8, 128), np.float32), X, **options)
+
+
+def test_an_index_that_leaves_a_view() -> None:
+    def kernel(i_ref: Any, x_ref: Any, o_ref: Any) -> None:
+        o_ref[...] = x_ref.reshape(64, 128)[pl.ds(i_ref[0], 8)]
+
+    run(kernel, ((8, 128), np.float32), np.array([56], np.int32), X, spaces=["smem", "vmem"])
+    with pytest.raises(OutOfBoundsError, match=r"x_ref.reshape\(64, 128\)\[57:65\]: index 57:65 leaves dimension 0 of size 64"):
+        run(kernel, ((8, 128), np.float32), np.array([57], np.int32), X, spaces=["smem", "vmem"])
+
+
+def test_a_negative_index_is_out_of_bounds_as_on_a_tpu() -> None:
+    def kernel(x_ref: Any, o_ref: Any) -> None:
+        o_ref[...] = x_ref[-1]
+
+    with pytest.raises(OutOfBoundsError, match=r"index -1 leaves dimension 0 of size 4.*test_capture_refs.py"):
+        run(kernel, ((16, 128), np.float32), X)
+
+
+def test_masked_loads_and_stores() -> None:
+    def kernel(x_ref: Any, o_ref: Any) -> None:
+        lanes = jax.lax.broadcasted_iota(jnp.int32, (16, 128), 1)
+        o_ref[...] = jnp.full((16, 128), -1.0)
+        pltpu.store(o_ref.at[...], x_ref[0] * 2, mask=lanes < 100)
+        value = pltpu.load(x_ref.at[1], mask=lanes >= 120)
+        pltpu.store(o_ref.at[...], value, mask=lanes >= 120)
+
+    out = run(kernel, ((16, 128), np.float32), X)
+    np.testing.assert_array_equal(out[:, :100], X[0, :, :100] * 2)
+    assert (out[:, 100:120] == -1).all()
+    np.testing.assert_array_equal(out[:, 120:], X[1, :, 120:])
+
+
+def test_adding_to_a_ref() -> None:
+    from jax._src.state.primitives import ref_addupdate
+
+    def kernel(x_ref: Any, o_ref: Any, n_ref: Any) -> None:
+        o_ref[...] = x_ref[0]
+        o_ref[...] += x_ref[1]
+        o_ref[2:4] *= 3
+        ref_addupdate(o_ref, (slice(0, 8),), x_ref[2, 0:8])
+        n_ref[0] = 5
+        n_ref[0] += 7
+        ref_addupdate(n_ref, (0,), jnp.int32(4))
+
+    out, n = run(kernel, [((16, 128), np.float32), ((1,), np.int32)], X, out_spaces=["vmem", "smem"])
+    want = X[0] + X[1]
+    want[2:4] *= 3
+    want[:8] += X[2, :8]
+    np.testing.assert_array_equal(out, want)
+    assert n[0] == 16
+
+
+@pytest.mark.parametrize("dtype", ["int4", "uint4", "float8_e4m3fn", "float8_e5m2", "bool", "int8"])
+def test_small_types(dtype: str) -> None:
+    def kernel(x_ref: Any, o_ref: Any, v: Any, sem: Any) -> None:
+        pltpu.async_copy(x_ref.at[pl.ds(0, 32)], v, sem).wait()
+        value = v[...]
+        o_ref[0:32] = jnp.where(value.astype(jnp.float32) > 1, value, jnp.zeros_like(value))
+        o_ref[32:64] = x_ref[32:64]
+
+    x = jnp.asarray(np.random.default_rng(0).integers(0, 7, (64, 128)), jnp.int32).astype(dtype)
+    out = run(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), x, scratch=[pltpu.VMEM((32, 128), x.dtype), DMA(())])
+    want = np.array(x)
+    want[:32][want[:32].astype(np.float32) <= 1] = 0
+    assert out.dtype == want.dtype
+    np.testing.assert_array_equal(out.astype(np.float32), want.astype(np.float32))
+
+
+def test_shapes_without_dimensions_and_of_one_element() -> None:
+    def kernel(x_ref: Any, s_ref: Any, o_ref: Any, t_ref: Any, v: Any) -> None:
+        v[...] = x_ref[...] * s_ref[0, 0]
+        o_ref[...] = v[...] + x_ref[0, 0]
+        o_ref[0, 0] = o_ref[0, 0] + 0.5
+        t_ref[...] = s_ref[0, 0] * 2
+
+    out, t = run(
+        kernel, [((1, 1), np.float32), ((), np.float32)], np.full((1, 1), 3, np.float32),
+        np.full((1, 1), 5, np.float32), spaces=["vmem", "smem"], out_spaces=["vmem", "smem"],
+        scratch=[pltpu.VMEM((1, 1), jnp.float32)],
+    )  # fmt: skip
+    assert out.tolist() == [[18.5]]
+    assert t.shape == ()
+    assert t == 10
+
+
+def test_a_value_that_was_loaded_does_not_change() -> None:
+    def kernel(x_ref: Any, o_ref: Any, v: Any, sem: Any) -> None:
+        before = x_ref[0]
+        pltpu.async_copy(x_ref.at[1], x_ref.at[0], sem).wait()
+        v[...] = before
+        held = v[...]
+        v[0:8] = held[8:16] * 2
+        v[8:16] = held[0:8] + v[0:8]
+        o_ref[...] = v[...]
+
+    out = run(kernel, ((16, 128), np.float32), X, scratch=[pltpu.VMEM((16, 128), jnp.float32), DMA(())])
+    np.testing.assert_array_equal(out, np.concatenate([X[0, 8:] * 2, X[0, :8] + X[0, 8:] * 2]))
+
+
+def test_an_array_in_smem_is_read_one_element_at_a_time() -> None:
+    def kernel(x_ref: Any, o_ref: Any) -> None:
+        o_ref[...] = x_ref[...]
+
+    with pytest.raises(MemorySpaceError, match=r"load of shape \(8,\) on SMEM ref x_ref.*test_capture_refs.py"):
+        tpusim.pallas.simulate(call(kernel, ((8,), np.int32), (), ["smem"], ["smem"]))(np.zeros(8, np.int32))
+
+
+def test_aliased_operands_and_a_loaded_value() -> None:
+    def kernel(x_ref: Any, o_ref: Any) -> None:
+        before = x_ref[...]
+        o_ref[...] = before * 2
+        o_ref[...] = o_ref[...] + before
+
+    x = X[0].copy()
+    for space in ("vmem", "hbm"):
+        if space == "hbm":
+
+            def kernel(x_ref: Any, o_ref: Any) -> None:
+                def body(v: Any) -> None:
+                    pltpu.sync_copy(x_ref.at[0:8], v)
+                    v[...] = v[...] * 3
+                    pltpu.sync_copy(v, o_ref.at[0:8])
+
+                pl.run_scoped(body, pltpu.VMEM((8, 128), jnp.float32))
+
+        fn = call(kernel, (x.shape, x.dtype), (), [space], [space], input_output_aliases={0: 0})
+        out = np.asarray(tpusim.pallas.simulate(fn)(x))
+        np.testing.assert_array_equal(x, X[0])
+        np.testing.assert_array_equal(out, x * 3 if space == "vmem" else np.concatenate([x[:8] * 3, x[8:]]))
