@@ -325,6 +325,18 @@ def test_values_of_a_window_live_on_when_it_changes() -> None:
     np.testing.assert_array_equal(got, x + np.pad(x, ((8, 0), (0, 0)))[:32])
 
 
+def test_a_stored_value_does_not_follow_the_buffer_it_came_from() -> None:
+    def kernel(x_ref: Any, o_ref: Any, buffer_ref: Any) -> None:
+        buffer_ref[...] = x_ref[...]
+        o_ref[...] = buffer_ref[...]
+        buffer_ref[0:1, :] = jnp.zeros((1, 128), jnp.float32)
+
+    x = numbers(32, 128)
+    at = (TILE, lambda i: (i, 0))
+    got, _ = captured(blocked(kernel, (4,), [at], at, x.shape, scratch_shapes=[pltpu.VMEM(TILE, jnp.float32)]), x)
+    np.testing.assert_array_equal(got, x)
+
+
 def test_not_modelled() -> None:
     at = (TILE, lambda i: (i, 0))
     specs = {

@@ -92,6 +92,13 @@ class Site(NamedTuple):
         return Where(self.code.co_filename, line)
 
 
+def where_of(site: Any) -> Where | None:
+    """The line of a site: a raw (code, offset) pair, a ``Where``, or ``None``."""
+    if site is None or isinstance(site, Where):
+        return site
+    return Site(*site).where()
+
+
 def short_path(file: str) -> str:
     """``file`` relative to the working directory where it lies below it."""
     try:

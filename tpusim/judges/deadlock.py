@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from tpusim.findings import Finding, Kind, Where
-from tpusim.machine.machine import where_of
+from tpusim.findings import Finding, Kind, Where, where_of
 from tpusim.units import Duration
 
 if TYPE_CHECKING:
@@ -30,8 +29,7 @@ def find_deadlock(
         return None
     started = [core for core in machine.cores if core in elsewhere or core.call is not None or core.done]
     lines = [
-        f"{len(stuck)} of {len(started)} devices can never proceed "
-        f"(t = {Duration(machine.env.now)}, default schedule)."
+        f"{len(stuck)} of {len(started)} devices can never proceed (t = {Duration(machine.env.now)}, default schedule)."
     ]
     givers = _Givers(log)
     for group in _groups(stuck, elsewhere):

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from tpusim.findings import Finding, Kind
+from tpusim.findings import Finding, Kind, where_of
 from tpusim.judges.deadlock import device_ranges
-from tpusim.machine.machine import where_of
 
 if TYPE_CHECKING:
     from tpusim.machine.dma import Copy

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tpusim.findings import Finding, Kind, Where
+from tpusim.findings import Finding, Kind, Where, where_of
 from tpusim.judges.clocks import NEVER, Counter
 from tpusim.machine.dma import Copy
-from tpusim.machine.machine import where_of
 
 if TYPE_CHECKING:
     from tpusim.judges.ranges import Conflict

@@ -228,9 +228,7 @@ class RaceJudge(Observer):
             return NEVER
         return self._scoped.get(semaphore, -1) if self._scoped else -1
 
-    def _is_inside(
-        self, clock: CoreClock, owner: int, scope_entered: int, site: Any, home: Call | None = None
-    ) -> bool:
+    def _is_inside(self, clock: CoreClock, owner: int, scope_entered: int, site: Any, home: Call | None = None) -> bool:
         """Whether ``owner`` has certainly entered its call and scope and not left it yet, or that is known.
 
         ``home``: the call to enter, where what it holds does not end with it.

@@ -165,7 +165,6 @@ class Core:
             machine.report_routing(copy)
         src.reading.append(copy)
         dst.writing.append(copy)
-        machine.copies_in_flight += 1
         self.now = now = self.now + self.issue_ps
         if now > machine.max_ps:
             machine.report_past_max_time(self)
@@ -240,7 +239,6 @@ class Core:
             semaphore.add(amount, now)
             return
         arrival = now + timing.remote_signal_ps + machine.wiring.hop_ps(self.device, semaphore.device)
-        machine.signals_in_flight += 1
         env = self.env
         event = Signal(self, semaphore, amount, site)
         env.schedule(event, SIGNAL + self.order + number, arrival - env.now)

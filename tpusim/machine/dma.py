@@ -131,7 +131,6 @@ class Copy(Flow):
         dst = self.dst
         dst.writing.remove(self)
         dst.fresh = False
-        machine.copies_in_flight -= 1
         if not dst.alive and dst.device != core.device:
             machine.report_outside_lifetime(self)
         for hook in machine.hooks.copy_written:

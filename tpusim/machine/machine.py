@@ -10,27 +10,28 @@ import numpy as np
 from simpy.core import EmptySchedule
 
 from tpusim.chips import ChipSpec
-from tpusim.errors import InterruptedRunError, error_for, finding_error
-from tpusim.findings import AT_THE_END, CONTINUABLE, Finding, Kind, Severity, Site, Where
+from tpusim.errors import InterruptedRunError
+from tpusim.findings import Finding, Kind, Where
 from tpusim.machine.calls import Call
 from tpusim.machine.clock import make_clock
 from tpusim.machine.core import Core
-from tpusim.machine.dma import CORE, SOLVE, Copy
+from tpusim.machine.dma import CORE, SOLVE
 from tpusim.machine.fabric import Fabric
-from tpusim.machine.memory import Buffer, Region, Tiling
+from tpusim.machine.memory import Region, Tiling
+from tpusim.machine.reports import Reporting
 from tpusim.machine.semaphores import Semaphore, SemaphoreSpec
 from tpusim.machine.timing import Timing
 from tpusim.machine.wiring import Wiring
 from tpusim.observe import Hooks, Observer
 from tpusim.specs import MemorySpace, SemaphoreType
 from tpusim.topology import Slice
-from tpusim.units import Duration, format_bytes
+from tpusim.units import format_bytes
 
 FOREVER_PS = 1 << 62
 _PROGRESS_EVENTS = 1 << 16
 
 
-class Machine:
+class Machine(Reporting):
     """A slice of chips with a mesh on it.
 
     ``devices[i]`` is the slice's device at row-major mesh position i; ``axis_sizes`` are the mesh axes in
@@ -62,8 +63,6 @@ class Machine:
         self.max_events = max_events
         self.max_ps = FOREVER_PS if max_ps is None else max_ps
         self.events = 0
-        self.copies_in_flight = 0
-        self.signals_in_flight = 0
         self.env = make_clock()
         self.timing = Timing(chip)
         self.tiling = Tiling({bits: chip.tile(bits)[0] for bits in (32, 16, 8, 4)}, chip.dma.short_run.integer)
@@ -74,7 +73,7 @@ class Machine:
         self.cores = [Core(self, device) for device in range(len(devices))]
         self.calls: list[Call] = []
         self.barriers: dict[Any, list[Semaphore]] = {}
-        self._routing_sites: list[Any] = []
+        self.routing_sites: list[Any] = []
 
     # -- building -------------------------------------------------------------------------------
 
@@ -138,7 +137,6 @@ class Machine:
 
     def _signal(self, event: Any) -> None:
         event.callbacks = _IGNORE
-        self.signals_in_flight -= 1
         semaphore = event.semaphore
         if not semaphore.alive:
             self.note(
@@ -185,7 +183,7 @@ class Machine:
                 if progress is not None:
                     progress(self.env.now, self.events)
         except KeyboardInterrupt as error:
-            raise InterruptedRunError(self._livelock_finding("interrupted"), findings=self.findings) from error
+            raise InterruptedRunError(self.livelock_finding("interrupted"), findings=self.findings) from error
         finally:
             if enabled:
                 gc.enable()
@@ -218,147 +216,6 @@ class Machine:
         if ran < count:
             self.report_past_max_time()
         return True
-
-    # -- findings -------------------------------------------------------------------------------
-
-    def report(self, finding: Finding) -> None:
-        """Record a finding; raise its error where it ends the run at once."""
-        self.findings.append(finding)
-        if finding.severity is Severity.WARNING or finding.kind in AT_THE_END:
-            return
-        if self.raises or finding.kind not in CONTINUABLE:
-            raise error_for(finding, findings=self.findings)
-
-    def note(self, kind: Kind, message: str, device: int | None, site: Any, **fields: Any) -> None:
-        """Record a finding about an operation of a device, each place once."""
-        where = where_of(site)
-        for known in self.findings:
-            if known.kind is kind and known.where == where and known.other == fields.get("other"):
-                known.details["also"] = known.details.get("also", 0) + 1
-                return  # the same place again, on another device or later
-        coords = self.coordinates(device) if device is not None else None
-        self.report(Finding(kind, message, device=coords, where=where, **fields))
-
-    def report_race(self, core: Core, verb: str, buffer: Buffer, region: Region, other: Copy, site: Any) -> None:
-        """An access that meets a copy in flight."""
-        writes = other.dst is buffer and other.dst_region.overlaps(region)
-        side = "writes" if writes else "reads"
-        its = other.dst_region if writes else other.src_region
-        origin = "" if other.core is core else f" by device {self.coordinates(other.core.device)}"
-        self.note(
-            Kind.RACE,
-            f"{verb} {region} on device {self.coordinates(buffer.device)} meets a copy in flight{origin} that {side} "
-            f"{its}. The copy at {where_of(other.site)} has to be waited for first.",
-            core.device,
-            site,
-            argument=str(region),
-            other=where_of(other.site),
-            time_ps=core.now,
-        )
-
-    def report_overlap(self, copy: Copy) -> None:
-        """A copy whose source and destination share elements."""
-        self.note(
-            Kind.RACE,
-            f"copy from {copy.src_region} to {copy.dst_region} on device {self.coordinates(copy.dst.device)}: source "
-            "and destination overlap, and nothing says in which order the bytes move.",
-            copy.core.device,
-            copy.site,
-            argument=str(copy.dst_region),
-            time_ps=copy.core.now,
-        )
-
-    def report_outside_lifetime(self, copy: Copy, ends: str = "") -> None:
-        """A copy that touches a buffer outside its owner's call or scope; ``ends``: what ends meanwhile."""
-        source, target = self.coordinates(copy.src.device), self.coordinates(copy.dst.device)
-        away = "" if source == target else f" on device {source}"
-        if ends:
-            text = (
-                f"{ends} while a copy from {copy.src_region}{away} to {copy.dst_region} on device {target} is in "
-                "flight: wait for the copy first."
-            )
-        else:
-            text = (
-                f"a copy from {copy.src_region}{away} reaches {copy.dst_region} on device {target} outside the call or "
-                "run_scoped that owns it: a wait for it, or a barrier, has to keep the target there."
-            )
-        self.note(
-            Kind.LIFETIME,
-            text,
-            copy.core.device,
-            copy.site,
-            argument=str(copy.dst_region),
-            time_ps=self.env.now,
-        )
-
-    def report_uninitialised(self, copy: Copy) -> None:
-        """A copy that sends memory nobody has written."""
-        self.note(
-            Kind.UNINITIALISED,
-            f"copy from {copy.src_region} on device {self.coordinates(copy.src.device)} to device "
-            f"{self.coordinates(copy.dst.device)}: nothing has been written to {copy.src.spec.name} before it is sent.",
-            copy.core.device,
-            copy.site,
-            argument=str(copy.src_region),
-            time_ps=copy.core.now,
-        )
-
-    def report_routing(self, copy: Copy) -> None:
-        """A route that JAX's documentation advises against on this chip; each line once."""
-        if copy.site in self._routing_sites:
-            return
-        self._routing_sites.append(copy.site)
-        self.note(
-            Kind.ROUTING,
-            f"copy from device {self.coordinates(copy.core.device)} to {self.coordinates(copy.dst.device)} goes "
-            f"{copy.hops} hops; on {self.chip.name} JAX's documentation allows only power-of-two offsets along an "
-            "axis.",
-            copy.core.device,
-            copy.site,
-            time_ps=copy.core.now,
-        )
-
-    def report_second_waiter(self, core: Core, semaphore: Semaphore, site: Any) -> None:
-        """Two cores wait for one semaphore."""
-        raise finding_error(
-            Kind.NOT_MODELLED,
-            f"two cores wait for {semaphore} of device {self.coordinates(semaphore.device)} at the same time.",
-            where=where_of(site),
-            device=self.coordinates(core.device),
-        )
-
-    def report_past_max_time(self, core: Core | None = None) -> None:
-        """The global clock, or that of ``core``, passed ``max_time``."""
-        self.report_livelock(f"the run passed max_time = {Duration(self.max_ps)}", core)
-
-    def report_livelock(self, reason: str, core: Core | None = None) -> None:
-        """The run passed a limit; ``core`` is at work, or nobody."""
-        self.report(self._livelock_finding(reason, core))
-
-    def _livelock_finding(self, reason: str, at_work: Core | None = None) -> Finding:
-        now = self.env.now if at_work is None else at_work.now
-        lines = [f"{reason}; t = {Duration(now)}, {self.events} events."]
-        for core in self.cores[:8]:
-            state = "done" if core.done else f"running, its clock at {Duration(core.now)}"
-            if core.blocked is not None:
-                blocked = core.blocked
-                unit = blocked.semaphore.unit
-                state = (
-                    f"waits for {blocked.amount}{unit} on {blocked.semaphore} (value {blocked.semaphore.value}{unit})  "
-                    f"{where_of(blocked.site)}"
-                )
-            lines.append(f"  device {self.coordinates(core.device)}: {state}")
-        if len(self.cores) > 8:
-            lines.append(f"  and {len(self.cores) - 8} more devices")
-        shown = at_work or next((core for core in self.cores if core.blocked is not None), None)
-        waits = shown.blocked if shown is not None else None
-        return Finding(
-            Kind.LIVELOCK,
-            "\n".join(lines),
-            device=self.coordinates(shown.device) if shown is not None else None,
-            where=where_of(waits.site) if waits is not None else None,
-            time_ps=now,
-        )
 
 
 class _Exit:
@@ -395,10 +252,3 @@ def _ignore(event: Any) -> None:
 
 
 _IGNORE: list[Callable[[Any], None]] = [_ignore]
-
-
-def where_of(site: Any) -> Where | None:
-    """The line of a site: a raw (code, offset) pair, a ``Where``, or ``None``."""
-    if site is None or isinstance(site, Where):
-        return site
-    return Site(*site).where()

@@ -16,11 +16,10 @@ import numpy as np
 from tpusim.backend import use
 from tpusim.declare import Declared, resolve
 from tpusim.errors import FindingError, OptionError
-from tpusim.findings import Finding, Kind, Where
+from tpusim.findings import Finding, Kind, Where, where_of
 from tpusim.judges.deadlock import device_ranges
 from tpusim.launch import entry_barrier, placed
 from tpusim.machine.core import Core
-from tpusim.machine.machine import where_of
 from tpusim.machine.memory import BufferSpec, fresh_array, holds_sentinel
 from tpusim.machine.semaphores import SemaphoreSpec
 from tpusim.native.blocks import as_index_map

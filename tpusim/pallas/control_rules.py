@@ -215,7 +215,10 @@ def _run_scoped(lowering: Lowering, block: Block, eqn: Any) -> None:
 
 
 def _axis_index(lowering: Lowering, block: Block, eqn: Any) -> None:
-    lowering.bind_python(eqn.outvars[0], f"rt.axis_index({eqn.params['axis_name']!r})")
+    axes = eqn.params["axis_name"]
+    names = tuple(name for name in ((axes,) if isinstance(axes, str) else axes) if name in lowering.axes)
+    # An axis that the mesh does not have is that of the kernel's own cores, of which there is one.
+    lowering.bind_python(eqn.outvars[0], f"rt.axis_index({names!r})" if names else "0")
 
 
 def _program_id(lowering: Lowering, block: Block, eqn: Any) -> None:

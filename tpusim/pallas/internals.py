@@ -7,6 +7,7 @@ program is captured, never an error at import.  What differs between the two sta
 from __future__ import annotations
 
 import os
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -118,7 +119,7 @@ CALLS = {
 
 PLACEMENTS = {
     "sharding_constraint", "reshard", "mesh_cast", "layout_constraint", "with_memory_space_constraint", "device_put",
-    "pbroadcast", "pvary", "pcast", "reduced_vary_cast", "reduced_vary_cast_p",
+    "optimization_barrier", "pbroadcast", "pvary", "pcast", "reduced_vary_cast", "reduced_vary_cast_p",
 }  # fmt: skip
 """Primitives that only say where an array should be, or how it varies over a mesh."""
 
@@ -346,7 +347,9 @@ class KernelCall(NamedTuple):
 
 
 def kernel_call(eqn: Any) -> KernelCall:
-    """The contents of a ``pallas_call`` equation."""
+    """The contents of a kernel call."""
+    if eqn.primitive.name == "mpmd_map":
+        return _core_kernel(eqn)
     params = eqn.params
     mapping = params["grid_mapping"]
     compiler = params["compiler_params"]
@@ -370,6 +373,37 @@ def kernel_call(eqn: Any) -> KernelCall:
         vmem_limit_bytes=getattr(compiler, "vmem_limit_bytes", None),
         skip_device_barrier=bool(getattr(compiler, "skip_device_barrier", False)),
         out_avals=tuple(params["out_avals"]),
+    )
+
+
+def _core_kernel(eqn: Any) -> KernelCall:
+    """A ``pl.kernel`` or ``core_map`` over one TensorCore; all its arrays are whole."""
+    params = eqn.params
+    for mesh in (*params["meshes"], *params["external_meshes"]):
+        if not isinstance(mesh, mosaic_core.TensorCoreMesh):
+            raise not_modelled(f"mpmd_map: a kernel on a {type(mesh).__name__} (SparseCore)", eqn)
+    if len(params["jaxprs"]) != 1 or math.prod(params["meshes"][0].shape.values()) != 1:
+        raise not_modelled("mpmd_map: a kernel on several cores", eqn)
+    compiler = params["compiler_params"]
+    jaxpr, _ = open_jaxpr(params["jaxprs"][0])
+    outputs = tuple(params["out_avals"])
+    arrays = [*(v.aval for v in eqn.invars), *outputs]
+    shapes = [(*(int(dim) for dim in a.shape), *key_words(a.dtype)) for a in arrays]
+    return KernelCall(
+        name=str(params.get("name") or getattr(jaxpr.debug_info, "func_name", "kernel")),
+        jaxpr=jaxpr,
+        grid=(),
+        vmapped=(),
+        parallel=(),
+        num_prefetch=0,
+        num_inputs=len(eqn.invars),
+        num_outputs=len(outputs),
+        blocks=tuple(Block(shape, tuple(Dim(size, size) for size in shape), None, 2, None) for shape in shapes),
+        aliases=tuple((int(a), int(b)) for a, b in dict(params["input_output_aliases"]).items()),
+        collective_id=getattr(compiler, "collective_id", None),
+        vmem_limit_bytes=getattr(compiler, "vmem_limit_bytes", None),
+        skip_device_barrier=bool(getattr(compiler, "skip_device_barrier", False)),
+        out_avals=outputs,
     )
 
 

@@ -93,10 +93,14 @@ class KernelInstance:
     """One call of a captured kernel on the machine: every device enters and leaves it on its own."""
 
     def __init__(
-        self, kernel: CapturedKernel, machine: Machine, log: Callable[[Core, str], None], handed: HandedArrays
+        self,
+        kernel: CapturedKernel,
+        machine: Machine,
+        log: Callable[[Core, str], None],
+        handed: HandedArrays | None = None,
     ) -> None:
         self.kernel = kernel
-        self.handed = handed
+        self.handed = handed or HandedArrays()
         self.machine = machine
         self.log = log
         contents, lowered, timing = kernel.contents, kernel.lowered, machine.timing

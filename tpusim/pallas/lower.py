@@ -177,7 +177,7 @@ class Lowering:
         self.views: set[str] = set()
         """Names of regions that are not plain."""
         self.copies: list[tuple[int, int]] = []
-        self.choices: list[tuple[int, int, str]] = []
+        self.choices: list[tuple[int, int, str, int]] = []
         self.accesses: dict[int, set[tuple[int, ...] | None]] = {}
         self._constants(jaxpr)
         integers, refs = jaxpr.invars[:num_integers], jaxpr.invars[num_integers:]
@@ -209,18 +209,23 @@ class Lowering:
                 continue
             if holdable[slot] or slot not in self.out.written:
                 (self.out.held[slot],) = [shape for shape in shapes if shape is not None]
-        for line, slot, text in self.choices:
+        for line, slot, text, source in self.choices:
             if slot in self.out.held:
-                self._replace(line, text)
+                is_stable = source == -1 or source in self.out.held or source not in self.out.written
+                self._replace(line, text if is_stable else f"{text}.copy()")
 
     def _replace(self, number: int, text: str) -> None:
         line = self.lines[number]
         self.lines[number] = line[: len(line) - len(line.lstrip())] + text
 
-    def emit(self, line: str, held: tuple[int, str] | None = None) -> None:
-        """Add a line to the kernel function; ``held``: a slot, and the line instead where its buffer is held."""
+    def emit(self, line: str, held: tuple[int, str] | None = None, source: int = -1) -> None:
+        """Add a line to the kernel function.
+
+        ``held``: a slot, and the line instead where its buffer is held; that ends in a value which still
+        looks into the buffer ``source``, if any, and is copied where that one may change.
+        """
         if held is not None:
-            self.choices.append((len(self.lines), *held))
+            self.choices.append((len(self.lines), *held, source))
         self.lines.append("    " * self.depth + line)
         self.origins.append(self.current)
 
@@ -434,7 +439,8 @@ class Lowering:
             self.out.written.add(symbol.slot)
         if symbol.slot not in self.touched:
             self.touched.add(symbol.slot)
-            if eqn.primitive.name == "swap" and not keys and self.depth == 2 and not self._is_used(block, eqn):
+            is_store = eqn.primitive.name == "swap" and not self._is_used(block, eqn)
+            if is_store and self.depth == 2 and whole_shape(symbol, keys) is not None:
                 self.out.stored_first.add(symbol.slot)
         is_plain = eqn.primitive.name in ("get", "swap") and symbol.space is MemorySpace.VMEM
         shape = whole_shape(symbol, keys) if is_plain else None

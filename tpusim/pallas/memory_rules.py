@@ -74,8 +74,10 @@ def _load(lowering: Lowering, eqn: Any, symbol: RefSymbol, region: str, block: B
         block.views[var] = value
 
 
-def _store(lowering: Lowering, block: Block, eqn: Any, symbol: RefSymbol, region: str, code: str) -> None:
-    """Store a value, once it is computed."""
+def _store(
+    lowering: Lowering, block: Block, eqn: Any, symbol: RefSymbol, region: str, code: str, source: int = -1
+) -> None:
+    """Store a value, once it is computed; ``source``: the buffer it still looks into, if any."""
     buffer = f"buf[p{symbol.slot}]"
     lowering.emit(f"core.store({buffer}, {region}, {lowering.site(eqn)})")
     if not lowering.data:
@@ -84,9 +86,8 @@ def _store(lowering: Lowering, block: Block, eqn: Any, symbol: RefSymbol, region
     elif region in lowering.views:
         lowering.emit(f"{region}.write({buffer}.array, {code})")
     else:
-        lowering.emit(
-            f"{buffer}.array[{region}.index] = {code}", held=(symbol.slot, f"{buffer}.array = {code}")
-        )
+        line = f"{buffer}.array[{region}.index] = {code}"
+        lowering.emit(line, held=(symbol.slot, f"{buffer}.array = {code}"), source=source)
 
 
 def _get(lowering: Lowering, block: Block, eqn: Any) -> None:
@@ -105,7 +106,7 @@ def _swap(lowering: Lowering, block: Block, eqn: Any) -> None:
     if out in block.last_use:
         _load(lowering, eqn, symbol, region, block, out)
     lowering.flush(block, stored=symbol.slot)
-    _store(lowering, block, eqn, symbol, region, value.code)
+    _store(lowering, block, eqn, symbol, region, value.code, value.slot)
 
 
 def _addupdate(lowering: Lowering, block: Block, eqn: Any) -> None:

@@ -90,6 +90,8 @@ def device_code(lowering: Lowering, block: Block, device_id: Any, eqn: Any) -> s
         parts = []
         for key, value in device_id.items():
             names = (key,) if isinstance(key, str) else tuple(key)
+            if not any(name in axes for name in names) and lowering.integer(block, value) == "0":
+                continue  # the one core of the kernel
             parts.append(f"({names!r}, {lowering.integer(block, value)})")
         name = lowering.fresh("d")
         lowering.emit(f"{name} = rt.named_device([{', '.join(parts)}])")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from tpusim.machine.machine import where_of
+from tpusim.findings import where_of
 from tpusim.units import PS_PER_US
 
 if TYPE_CHECKING:

@@ -1,0 +1,331 @@
+"""Forms of kernels: memory spaces of operands and results, what calls hand over, kernels on a core mesh."""
+
+from __future__ import annotations
+
+import warnings
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from capturing import call, mesh, over_mesh, run
+
+import tpusim
+from tpusim.errors import LifetimeError, NotModelledError, RaceError, UnwaitedError
+
+jax = pytest.importorskip("jax", reason="needs jax: pip install 'tpusim[pallas]'")
+jnp = jax.numpy
+lax = jax.lax
+pl = pytest.importorskip("jax.experimental.pallas")
+pltpu = pytest.importorskip("jax.experimental.pallas.tpu")
+P = jax.sharding.PartitionSpec
+
+pytestmark = [
+    pytest.mark.jax,
+    pytest.mark.filterwarnings("ignore:jax.experimental.pallas.core_map is deprecated"),
+]
+
+SHAPE = (8, 128)
+X = np.arange(1024, dtype=np.float32).reshape(SHAPE) / 64
+F32 = (SHAPE, np.float32)
+DMA, REGULAR = pltpu.SemaphoreType.DMA, pltpu.SemaphoreType.REGULAR
+
+def core_mesh(cores: int) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # jax 0.12 has another name for it
+        return pltpu.create_tensorcore_mesh("core", num_cores=cores)
+
+
+def test_every_memory_space() -> None:
+    def kernel(n_ref: Any, h_ref: Any, a_ref: Any, v_ref: Any, *outs: Any) -> None:
+        o_n, o_h, o_a, o_v = outs
+        for i in range(4):
+            o_n[i] = n_ref[i] * 2
+        pltpu.sync_copy(h_ref, o_h)
+        pltpu.sync_copy(a_ref, o_a)
+        o_v[...] = v_ref[...] + n_ref[0]
+
+    n = np.arange(4, dtype=np.int32) + 1
+    spaces = ["smem", "hbm", "any", "vmem"]
+    got = run(
+        kernel, [((4,), np.int32), F32, F32, F32], n, X, X + 1, X + 2, spaces=spaces, out_spaces=spaces,
+        compiler_params=pltpu.CompilerParams(has_side_effects=True),
+    )  # fmt: skip
+    for mine, theirs in zip(got, [n * 2, X, X + 1, X + 3], strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_a_kernel_without_operands_or_with_several_results() -> None:
+    def kernel(a_ref: Any, b_ref: Any) -> None:
+        a_ref[...] = jnp.ones(SHAPE)
+        b_ref[0] = 3
+
+    first, second = run(kernel, [F32, ((1,), np.int32)], out_spaces=["vmem", "smem"])
+    assert (first == 1).all()
+    assert second.tolist() == [3]
+
+
+@pytest.mark.parametrize("space", ["vmem", "hbm", "smem"])
+def test_operands_that_become_results(space: str) -> None:
+    def kernel(n_ref: Any, x_ref: Any, y_ref: Any, o_ref: Any, p_ref: Any) -> None:
+        if space == "hbm":
+            pltpu.sync_copy(y_ref.at[0:4], o_ref.at[4:8])
+            pltpu.sync_copy(y_ref, p_ref)
+        elif space == "vmem":
+            o_ref[0:4] = x_ref[4:8] * n_ref[0]
+            p_ref[...] = y_ref[...] + o_ref[...]
+        else:
+            o_ref[0] = x_ref[1] + n_ref[0]
+            p_ref[0] = o_ref[0] + o_ref[2]
+
+    shape = (4,) if space == "smem" else SHAPE
+    x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    fn = call(kernel, [(shape, x.dtype)] * 2, (), ["smem", space, space], [space] * 2, input_output_aliases={1: 0})
+    n = np.array([2], np.int32)
+    before = x.copy()
+    out, other = tpusim.pallas.simulate(lambda n, x, y: (*fn(n, x, y), x)[:2])(n, x, x + 1)
+    np.testing.assert_array_equal(x, before)
+    want = x.copy()
+    if space == "hbm":
+        want[4:] = x[:4] + 1
+        np.testing.assert_array_equal(other, x + 1)
+    elif space == "vmem":
+        want[:4] = x[4:] * 2
+        np.testing.assert_array_equal(other, x + 1 + want)
+    else:
+        want[0] = x[1] + 2
+        assert other[0] == want[0] + x[2]
+    np.testing.assert_array_equal(out, want)
+
+
+# -- start in one call, wait in another ----------------------------------------------------------------
+
+
+def start_kernel(target: Any, x_ref: Any, o_ref: Any, send: Any, receive: Any) -> None:
+    here = lax.axis_index("x")
+    barrier = pltpu.get_barrier_semaphore()
+    pl.semaphore_signal(barrier, 1, device_id={"x": (here - 1) % 4})
+    pl.semaphore_wait(barrier, 1)
+    pltpu.make_async_remote_copy(x_ref, o_ref, send, receive, device_id={"x": target(here)}).start()
+
+
+def done_kernel(target: Any, x_ref: Any, y_ref: Any, send: Any, receive: Any, o_ref: Any) -> None:
+    here = lax.axis_index("x")
+    pltpu.make_async_remote_copy(x_ref, o_ref, send, receive, device_id={"x": target(here)}).wait()
+
+
+def right(here: Any) -> Any:
+    return (here + 1) % 4
+
+
+def started(x: Any) -> Any:
+    semaphore = DMA(())
+    return call(
+        partial(start_kernel, right),
+        [(x.shape, x.dtype), semaphore, semaphore],
+        (),
+        ["any"],
+        ["any", "sem", "sem"],
+        compiler_params=pltpu.CompilerParams(collective_id=0),
+    )(x)
+
+
+def done(x: Any, y: Any, send: Any, receive: Any) -> Any:
+    fn = call(
+        partial(done_kernel, right), (y.shape, y.dtype), (), ["any", "any", "sem", "sem"], ["any"],
+        input_output_aliases={1: 0},
+    )  # fmt: skip
+    return fn(x, y, send, receive)
+
+
+def double(x: Any) -> Any:
+    return call(lambda a, o: o.__setitem__(..., a[...] * 2), (x.shape, x.dtype))(x)
+
+
+def test_a_copy_that_one_call_starts_and_another_waits_for() -> None:
+    def body(x: Any) -> Any:
+        y, *semaphores = started(x)
+        z = double(x)
+        return done(x, y, *semaphores), z
+
+    x = np.arange(4 * 1024, dtype=np.float32).reshape(32, 128)
+    run = tpusim.pallas.simulate(over_mesh(body, mesh(4), P("x"), P("x")))
+    out, z = run(x)
+    np.testing.assert_array_equal(out, np.roll(x, 8, 0))
+    np.testing.assert_array_equal(z, x * 2)
+    assert run.result.findings == ()
+    assert [c.name for c in run.result.calls][0] == "start_kernel"
+    assert len(run.result.calls) == 3
+    run(x)
+    bare = tpusim.pallas.simulate(over_mesh(body, mesh(4), P("x"), P("x")), data=False)
+    bare(x)
+    assert bare.result.time == run.result.time
+    assert bare.result.findings == ()
+
+
+def test_a_semaphore_through_a_barrier_and_two_calls() -> None:
+    def body(x: Any) -> Any:
+        y, *semaphores = started(x)
+        x, y, *semaphores = lax.optimization_barrier((x, y, *semaphores))
+        out = done(x, y, *semaphores)
+        y, *semaphores = started(out)
+        return done(out, y, *semaphores)
+
+    x = np.arange(4 * 1024, dtype=np.float32).reshape(32, 128)
+    run = tpusim.pallas.simulate(over_mesh(body, mesh(4), P("x"), P("x")))
+    np.testing.assert_array_equal(run(x), np.roll(x, 16, 0))
+    assert run.result.findings == ()
+
+
+def test_a_copy_that_is_started_and_never_waited_for() -> None:
+    def body(x: Any) -> Any:
+        return double(x), started(x)[0]
+
+    run = tpusim.pallas.simulate(over_mesh(body, mesh(4), P("x"), P("x")))
+    with pytest.raises(UnwaitedError, match=r"is left at 4096 B on devices \(0,\)-\(3,\).*no wait_"):
+        run(np.zeros((32, 128), np.float32))
+
+
+def test_using_what_is_still_on_its_way() -> None:
+    def scribble(x_ref: Any, y_ref: Any, send: Any, receive: Any, o_ref: Any, v: Any) -> None:
+        pltpu.sync_copy(o_ref, v)
+        done_kernel(right, x_ref, y_ref, send, receive, o_ref)
+
+    def body(x: Any) -> Any:
+        y, *semaphores = started(x)
+        fn = call(
+            scribble, F32, [pltpu.VMEM(SHAPE, jnp.float32)], ["any", "any", "sem", "sem"], ["any"],
+            input_output_aliases={1: 0},
+        )  # fmt: skip
+        return fn(x, y, *semaphores)
+
+    run = tpusim.pallas.simulate(over_mesh(body, mesh(4), P("x"), P("x")))
+    with pytest.raises(RaceError, match="copy from .* meets a copy in flight"):
+        run(np.zeros((32, 128), np.float32))
+
+
+def test_a_regular_semaphore_is_handed_on() -> None:
+    def give(x_ref: Any, o_ref: Any, sems: Any) -> None:
+        pl.semaphore_signal(sems.at[1], 3)
+        pltpu.sync_copy(x_ref, o_ref)
+
+    def take(x_ref: Any, sems: Any, o_ref: Any, sems_out: Any) -> None:
+        pl.semaphore_wait(sems.at[1], 2)
+        pltpu.sync_copy(x_ref, o_ref)
+
+    def last(x_ref: Any, sems: Any, o_ref: Any) -> None:
+        pl.semaphore_wait(sems.at[1], 1)
+        o_ref[0] = pl.semaphore_read(sems.at[1])
+
+    def fn(x: Any) -> Any:
+        y, sems = call(give, [F32, REGULAR((2,))], (), ["any"], ["any", "sem"])(x)
+        z, sems = call(
+            take, [F32, REGULAR((2,))], (), ["any", "sem"], ["any", "sem"], input_output_aliases={1: 1}
+        )(y, sems)
+        return z, call(last, ((1,), np.int32), (), ["any", "sem"], ["smem"])(z, sems)
+
+    run = tpusim.pallas.simulate(fn)
+    out, n = run(X)
+    np.testing.assert_array_equal(out, X)
+    assert n[0] == 0
+    assert run.result.findings == ()
+
+
+def test_a_start_without_a_barrier_may_come_too_early() -> None:
+    def early(x_ref: Any, o_ref: Any, send: Any, receive: Any) -> None:
+        pltpu.make_async_remote_copy(x_ref, o_ref, send, receive, device_id={"x": right(lax.axis_index("x"))}).start()
+
+    def body(x: Any) -> Any:
+        semaphore = DMA(())
+        fn = call(
+            early, [F32, semaphore, semaphore], (), ["any"], ["any", "sem", "sem"],
+            compiler_params=pltpu.CompilerParams(skip_device_barrier=True),
+        )  # fmt: skip
+        y, *semaphores = fn(x)
+        return done(x, y, *semaphores)
+
+    run = tpusim.pallas.simulate(over_mesh(body, mesh(4), P("x"), P("x")))
+    with pytest.raises(LifetimeError):
+        run(np.zeros((32, 128), np.float32))
+
+
+# -- kernels on a mesh of cores ------------------------------------------------------------------------
+
+
+def core_body(x_ref: Any, o_ref: Any, v: Any, sem: Any) -> None:
+    core = lax.axis_index("core")
+    pltpu.async_copy(x_ref, v, sem).wait()
+    v[...] = v[...] * 2 + core
+    pltpu.async_copy(v, o_ref, sem).wait()
+
+
+def test_a_kernel_on_a_mesh_of_one_core() -> None:
+    def fn(x: Any) -> Any:
+        return pl.kernel(
+            core_body,
+            out_type=jax.ShapeDtypeStruct(SHAPE, jnp.float32),
+            mesh=core_mesh(1),
+            scratch_types=[pltpu.VMEM(SHAPE, jnp.float32), DMA(())],
+        )(x)
+
+    run = tpusim.pallas.simulate(jax.jit(fn))
+    np.testing.assert_array_equal(run(X), X * 2)
+    assert len(run.result.calls) == 1
+    assert run.result.dmas == 2
+
+
+def test_a_core_map_over_refs() -> None:
+    def fn(x: Any) -> Any:
+        def stateful(refs: Any) -> None:
+            x_ref, y_ref = refs
+
+            @pl.core_map(core_mesh(1))
+            def _() -> None:
+                pl.run_scoped(
+                    partial(core_body, x_ref, y_ref), pltpu.VMEM(SHAPE, jnp.float32), DMA(())
+                )
+
+        return pl.run_state(stateful)((x, jnp.zeros_like(x)))[1] + 1
+
+    run = tpusim.pallas.simulate(jax.jit(fn))
+    np.testing.assert_array_equal(run(X), X * 2 + 1)
+    np.testing.assert_array_equal(run(X + 1), X * 2 + 3)
+
+
+def test_a_core_kernel_that_talks_to_other_devices() -> None:
+    def kernel(x_ref: Any, o_ref: Any, send: Any, receive: Any) -> None:
+        copy = pltpu.make_async_remote_copy(
+            x_ref, o_ref, send, receive, device_id={"x": right(lax.axis_index("x")), "core": 0}
+        )
+        copy.start()
+        copy.wait()
+
+    def body(x: Any) -> Any:
+        return pl.kernel(
+            kernel,
+            out_type=jax.ShapeDtypeStruct(SHAPE, jnp.float32),
+            mesh=core_mesh(1),
+            scratch_types=[DMA(()), DMA(())],
+        )(x)
+
+    x = np.arange(4 * 1024, dtype=np.float32).reshape(32, 128)
+    run = tpusim.pallas.simulate(over_mesh(body, mesh(4), P("x"), P("x")))
+    np.testing.assert_array_equal(run(x), np.roll(x, 8, 0))
+
+
+def test_several_cores_and_sparse_cores_are_not_modelled() -> None:
+    from jax.experimental.pallas import tpu_sc
+
+    def fn(x: Any, cores: Any) -> Any:
+        return pl.kernel(
+            lambda x_ref, o_ref: pltpu.sync_copy(x_ref, o_ref),
+            out_type=jax.ShapeDtypeStruct(SHAPE, jnp.float32),
+            mesh=cores,
+        )(x)
+
+    two = core_mesh(2)
+    with pytest.raises(NotModelledError, match="mpmd_map: a kernel on several cores.*test_capture_forms.py"):
+        tpusim.pallas.simulate(partial(fn, cores=two))(X)
+    scalar = tpu_sc.ScalarSubcoreMesh(axis_name="s", num_cores=1)
+    with pytest.raises(NotModelledError, match="ScalarSubcoreMesh .SparseCore.*test_capture_forms.py"):
+        tpusim.pallas.simulate(partial(fn, cores=scalar))(X)
