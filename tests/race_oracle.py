@@ -152,7 +152,8 @@ class Log(Observer):
         send = None if copy.src_sem is None else _name(copy.src_sem)
         self._did(copy.core.device, "copy", copy.site.line, copy.src_region.nbytes, send, _name(copy.dst_sem))
 
-    def waited(self, core: Any, semaphore: Any, amount: int, from_ps: int, to_ps: int, site: Any) -> None:
+    def waited(self, event: Any) -> None:
+        core, semaphore, amount, *_ = event
         self._did(core.device, "wait", _name(semaphore), amount)
 
     def signalled(self, core: Any, semaphore: Any, amount: int, sent_ps: int, site: Any) -> None:

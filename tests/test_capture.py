@@ -143,7 +143,11 @@ def test_control_flow_around_kernels() -> None:
         y, ys = jax.lax.scan(lambda c, i: (double(c), c[0, 0] + i), x, jnp.arange(3.0))
         _, backwards = jax.lax.scan(lambda c, v: (c, double(c)[0, 1] * v), x, ys, reverse=True)
         z = jax.lax.while_loop(lambda c: c[0] < n, lambda c: (c[0] + 1, double(c[1])), (0, y))[1]
-        return jax.lax.cond(n > 1, double, lambda v: v, z), jax.lax.fori_loop(0, 2, lambda _, v: double(v), x), backwards
+        return (
+            jax.lax.cond(n > 1, double, lambda v: v, z),
+            jax.lax.fori_loop(0, 2, lambda _, v: double(v), x),
+            backwards,
+        )
 
     run = tpusim.pallas.simulate(jax.jit(fn))
     got, twice, backwards = run(X, np.int32(2))
@@ -310,9 +314,7 @@ def test_an_error_names_the_users_line_and_leaves_nothing_behind() -> None:
     def reach(x_ref: Any, i_ref: Any, o_ref: Any) -> None:
         o_ref[...] = x_ref[pl.ds(i_ref[0], 8)]  # the wrong line
 
-    run = tpusim.pallas.simulate(
-        jax.jit(lambda x, i: call(reach, F32, spaces=["vmem", "smem"])(x, i))
-    )
+    run = tpusim.pallas.simulate(jax.jit(lambda x, i: call(reach, F32, spaces=["vmem", "smem"])(x, i)))
     x = np.concatenate([X, X])
     np.testing.assert_array_equal(run(x, np.array([8], np.int32)), X)
     with pytest.raises(OutOfBoundsError) as caught:
@@ -346,7 +348,7 @@ def test_what_there_is_no_model_for_around_kernels() -> None:
         return jax.lax.psum(double(x), "x", axis_index_groups=[[0, 1], [2, 3]])
 
     run = tpusim.pallas.simulate(over_mesh(groups, mesh(4), P("x"), P("x")))
-    with pytest.raises(NotModelledError, match="psum with axis_index_groups.*test_capture.py"):
+    with pytest.raises(NotModelledError, match=r"psum with axis_index_groups.*test_capture.py"):
         run(np.zeros((32, 128), np.float32))
 
 

@@ -190,9 +190,7 @@ def test_arrays_of_semaphores() -> None:
             pltpu.async_copy(o_ref.at[i], o_ref.at[i + 4], grid.at[1].at[i]).wait()
             pltpu.async_copy(o_ref.at[i], o_ref.at[i + 4], grid.at[pl.ds(i, 1)].at[0, pl.ds(1, 2)].at[1]).wait()
 
-    out = run(
-        kernel, F32, X, spaces=["hbm"], out_spaces=["hbm"], scratch=[DMA((2,)), DMA((2, 3)), REGULAR((2, 2))]
-    )
+    out = run(kernel, F32, X, spaces=["hbm"], out_spaces=["hbm"], scratch=[DMA((2,)), DMA((2, 3)), REGULAR((2, 2))])
     np.testing.assert_array_equal(out, X[[0, 1, 2, 3, 0, 1, 6, 7]])
 
 
@@ -277,7 +275,9 @@ def test_device_ids() -> None:
 
 
 def test_device_ids_that_name_no_device() -> None:
-    with pytest.raises(DeviceIdError, match=r"device_id 4 names no device: the mesh is x=4 \(4 devices\).*test_capture"):
+    with pytest.raises(
+        DeviceIdError, match=r"device_id 4 names no device: the mesh is x=4 \(4 devices\).*test_capture"
+    ):
         to(lambda: lax.axis_index("x") + 1, (4,))
     with pytest.raises(DeviceIdError, match="is an int but the mesh has several axes"):
         to(lambda: 1 - lax.axis_index("x"), (2, 2))
@@ -290,7 +290,7 @@ def test_another_core_of_the_device_is_not_modelled() -> None:
         pl.semaphore_signal(sem, 1, core_index=1)
         o_ref[...] = jnp.zeros(SHAPE)
 
-    with pytest.raises(NotModelledError, match="another core of the device.*test_capture_control.py"):
+    with pytest.raises(NotModelledError, match=r"another core of the device.*test_capture_control.py"):
         run(kernel, F32, scratch=[REGULAR])
 
 

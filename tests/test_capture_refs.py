@@ -51,6 +51,8 @@ def test_reshaped_refs() -> None:
         half = v.reshape(2, 8, 128)
         half[1] = half[1] * 2
         half.at[0][0:2] = jnp.zeros((2, 128))
+        columns = v.reshape(16, 2, 64)  # not together in memory: every other half of a row
+        columns.at[:, 1][4:6] = columns[4:6, 1] + 0.5
         out = o_ref.reshape(2, 8, 128)
         pltpu.async_copy(v.reshape(4, 4, 128).at[2:4].reshape(8, 128), out.at[0], sem).wait()
         pltpu.async_copy(half.at[0], out.at[1], sem).wait()
@@ -62,14 +64,19 @@ def test_reshaped_refs() -> None:
     want = X.reshape(64, 128)[8:24].copy()
     want[8:] *= 2
     want[:2] = 0
+    want[4:6, 64:] += 0.5
     np.testing.assert_array_equal(out, np.roll(want, 8, 0))
 
 
 def test_transposed_refs() -> None:
-    def kernel(x_ref: Any, o_ref: Any) -> None:
-        o_ref.at[...].transpose((1, 0, 2))[0:8] = x_ref.at[0:4, 0:8].transpose((1, 0, 2))[...] * 2
+    def kernel(x_ref: Any, o_ref: Any, p_ref: Any) -> None:
+        turned = x_ref.at[0:4, 0:8].transpose((1, 0, 2))
+        p_ref[...] = turned[2:4] * 2
+        o_ref.at[...].transpose((1, 0, 2))[0:8] = turned[...] * 2
 
-    np.testing.assert_array_equal(run(kernel, ((4, 8, 128), np.float32), X), X[:, :8] * 2)
+    out, part = run(kernel, [((4, 8, 128), np.float32), ((2, 4, 128), np.float32)], X)
+    np.testing.assert_array_equal(out, X[:, :8] * 2)
+    np.testing.assert_array_equal(part, X[:, 2:4].transpose(1, 0, 2) * 2)
 
 
 @pytest.mark.parametrize(("narrow", "wide"), [("bfloat16", "uint32"), ("int8", "int32"), ("int16", "float32")])
@@ -79,7 +86,7 @@ def test_refs_with_other_bits_to_an_element(narrow: str, wide: str) -> None:
         pltpu.async_copy(x_ref.bitcast(wide), packed_ref, sem).wait()
         v[...] = x_ref[...]
         words = v.bitcast(wide)
-        words[0:2] = words[2:4]
+        words[0:2] = words[2:4] if wide == "float32" else words[2:4] + 1 - jnp.ones((), wide)
         o_ref[...] = v[...]
         o_ref.bitcast(wide).at[pl.ds(32 // ratio - 1, 1)][...] = jnp.zeros((1, 128), wide)
 
@@ -168,7 +175,9 @@ def test_an_index_that_leaves_a_view() -> None:
         o_ref[...] = x_ref.reshape(64, 128)[pl.ds(i_ref[0], 8)]
 
     run(kernel, ((8, 128), np.float32), np.array([56], np.int32), X, spaces=["smem", "vmem"])
-    with pytest.raises(OutOfBoundsError, match=r"x_ref.reshape\(64, 128\)\[57:65\]: index 57:65 leaves dimension 0 of size 64"):
+    with pytest.raises(
+        OutOfBoundsError, match=r"x_ref.reshape\(64, 128\)\[57:65\]: index 57:65 leaves dimension 0 of size 64"
+    ):
         run(kernel, ((8, 128), np.float32), np.array([57], np.int32), X, spaces=["smem", "vmem"])
 
 

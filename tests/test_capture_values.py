@@ -238,17 +238,19 @@ def test_scalars_without_data() -> None:
             o_ref[i] = x_ref[i] * scale
 
         t_ref[1] = t_ref[0] + jnp.where(f_ref[0] > 1, 1, 2)
-        pl.run_scoped(lambda sem: pltpu.async_copy(o_ref.at[t_ref[1]], o_ref.at[0], sem).wait(), pltpu.SemaphoreType.DMA)
+        pl.run_scoped(
+            lambda sem: pltpu.async_copy(o_ref.at[t_ref[1]], o_ref.at[0], sem).wait(), pltpu.SemaphoreType.DMA
+        )
 
-    fn = call(
-        kernel, [F32, ((2,), np.int32)], (), ["smem", "smem", "vmem"], ["vmem", "smem"]
-    )
+    fn = call(kernel, [F32, ((2,), np.int32)], (), ["smem", "smem", "vmem"], ["vmem", "smem"])
     arrays = (np.array([1], np.int32), np.array([1.25], np.float32), X)
     full, bare = tpusim.pallas.simulate(fn), tpusim.pallas.simulate(fn, data=False)
     assert full(*arrays)[1].tolist() == [4, 5]
     bare(*arrays)
     assert bare.result.time == full.result.time
-    assert [str(c.src_region) for c in bare.result.trace.copies] == [str(c.src_region) for c in full.result.trace.copies]
+    assert [str(c.src_region) for c in bare.result.trace.copies] == [
+        str(c.src_region) for c in full.result.trace.copies
+    ]
 
 
 def test_a_scalar_that_is_not_there_without_data() -> None:

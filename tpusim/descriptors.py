@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import operator
 import sys
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BeforeValidator, ConfigDict, ValidationError
+from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
@@ -40,9 +40,6 @@ def _as_index(value: Any) -> Any:
 
 
 def _as_device_id(value: Any) -> Any:
-    kind = type(value)
-    if value is None or kind is Scalar or kind is int:
-        return value
     if isinstance(value, tuple | list):
         return tuple(_as_index(coordinate) for coordinate in value)
     if isinstance(value, dict):
@@ -56,7 +53,7 @@ class _Fields:
     dst_ref: Any
     dst_sem: Any
     src_sem: Any = None
-    device_id: Annotated[Any, BeforeValidator(_as_device_id)] = None
+    device_id: Any = None
 
 
 _validate = _Fields.__pydantic_validator__.validate_python  # type: ignore[attr-defined]  # pydantic adds it
@@ -79,11 +76,13 @@ class AsyncCopyDescriptor(_Fields):
     def __init__(self, src_ref: Any, dst_ref: Any, dst_sem: Any, src_sem: Any = None, device_id: Any = None) -> None:
         if (src_sem is None) is not (device_id is None):
             raise DescriptorError(PAIR_MESSAGE)
-        try:
-            _validate(ArgsKwargs((src_ref, dst_ref, dst_sem, src_sem, device_id)), self_instance=self)
-        except ValidationError as error:
-            first = error.errors()[0]
-            raise DescriptorError(f"{first['msg'].removeprefix('Value error, ')}.") from None
+        kind = type(device_id)
+        if device_id is not None and kind is not Scalar and kind is not int:
+            try:
+                device_id = _as_device_id(device_id)
+            except ValueError as error:
+                raise DescriptorError(f"{error}.") from None
+        _validate(ArgsKwargs((src_ref, dst_ref, dst_sem, src_sem, device_id)), self_instance=self)
 
     @property
     def is_remote(self) -> bool:

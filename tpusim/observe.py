@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from tpusim.machine.semaphores import Semaphore
 
 
+WaitEvent = tuple["Core", "Semaphore", int, int, int, Any]
+"""Core, semaphore, amount, when the wait began and when it was satisfied (ps), site."""
+
+
 class Observer:
     """Sees one run.  Every method may be overridden; the defaults do nothing and are not called."""
 
@@ -41,8 +45,11 @@ class Observer:
     def copy_written(self, copy: Copy) -> None:
         """The writer leg ended: the destination is complete."""
 
-    def waited(self, core: Core, semaphore: Semaphore, amount: int, from_ps: int, to_ps: int, site: Any) -> None:
-        """A wait was satisfied; ``from_ps`` < ``to_ps`` where the core was blocked."""
+    def waited(self, event: WaitEvent) -> None:
+        """A wait was satisfied: (core, semaphore, amount, from_ps, to_ps, site).
+
+        One tuple and not six arguments, because this is the most frequent event: a log keeps it as it is.
+        """
 
     def signalled(self, core: Core, semaphore: Semaphore, amount: int, sent_ps: int, site: Any) -> None:
         """A core signalled a regular or barrier semaphore, its own or another device's."""

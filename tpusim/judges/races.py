@@ -25,7 +25,7 @@ from tpusim.judges.race_report import Later, RaceReporter
 from tpusim.judges.ranges import Conflict, RegionIndex, Shadow, index_for
 from tpusim.judges.stall import can_overlap
 from tpusim.machine.dma import Copy
-from tpusim.observe import Observer
+from tpusim.observe import Observer, WaitEvent
 from tpusim.specs import SemaphoreType
 
 if TYPE_CHECKING:
@@ -123,8 +123,9 @@ class RaceJudge(Observer):
 
     # -- semaphores -----------------------------------------------------------------------------
 
-    def waited(self, core: Core, semaphore: Semaphore, amount: int, from_ps: int, to_ps: int, site: Any) -> None:
+    def waited(self, event: WaitEvent) -> None:
         """The core knows more."""
+        core, semaphore, amount, *_ = event
         counter = self._counters.get(semaphore)
         if counter is None:
             counter = self._counters[semaphore] = Counter(semaphore.device)

@@ -140,7 +140,8 @@ class Core:
         """Issue a copy; it begins after its start latency.  The destination is in flight from now on."""
         machine = self.machine
         self.operations = number = self.operations + 1
-        route = machine.wiring.route(src, dst)
+        key = (src.device, src.spec.space_code, dst.device, dst.spec.space_code)
+        route = machine.wiring.routes.get(key) or machine.wiring.route(src, dst)
         copy = Copy(self, src, src_region, dst, dst_region, src_sem, dst_sem, route, number, site)
         if priority:
             copy.priority = priority
@@ -185,7 +186,7 @@ class Core:
         if semaphore.value >= amount:
             semaphore.value -= amount
             for hook in self.machine.hooks.waited:
-                hook(self, semaphore, amount, before, now, site)
+                hook((self, semaphore, amount, before, now, site))
             return True
         if semaphore.waiter is not None:
             self.machine.report_second_waiter(self, semaphore, site)
@@ -211,7 +212,7 @@ class Core:
             semaphore, amount, since, site = self._blocked
             self._blocked = None
             for hook in self.machine.hooks.waited:
-                hook(self, semaphore, amount, since, self.now, site)
+                hook((self, semaphore, amount, since, self.now, site))
         then = self._then
         if then is not None:
             self._then = None

@@ -50,7 +50,11 @@ class Copy(Flow):
         wire = src_region.wire_bytes
         other = dst_region.wire_bytes
         key = core.order + number
-        super().__init__(route.path, wire if wire >= other else other, READ + key)
+        # Flow.__init__, written out: this is the hottest constructor of all
+        self.path = route.path
+        self.wire_bytes = wire if wire >= other else other
+        self.order = READ + key
+        self.priority = 0
         self.core = core
         self.src = src
         self.src_region = src_region

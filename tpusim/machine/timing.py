@@ -19,13 +19,14 @@ class Timing:
     """Fixed costs of a chip's operations.  ``*_ps`` are picoseconds, rates bytes per second."""
 
     __slots__ = (
-        "_start_ps", "barrier_ps", "chip", "clock_hz", "costs", "cycle_ps", "hop_ps", "issue_ps", "read_ps",
+        "_rates", "_start_ps", "barrier_ps", "chip", "clock_hz", "costs", "cycle_ps", "hop_ps", "issue_ps", "read_ps",
         "remote_signal_ps", "signal_ps", "wait_ps",
     )  # fmt: skip
 
     def __init__(self, chip: ChipSpec) -> None:
         self.chip = chip
         self._start_ps: dict[str, int] = {}
+        self._rates: dict[str, int] = {}
         self.costs = CostTable.for_chip(chip)
         self.clock_hz = chip.clock_hz
         self.cycle_ps = self.cycles(1)
@@ -50,7 +51,10 @@ class Timing:
 
     def rate(self, kind: str) -> int:
         """What one engine of a direction class moves, bytes per second."""
-        return int(getattr(self.chip.dma, f"rate_{kind}").number)
+        found = self._rates.get(kind)
+        if found is None:
+            found = self._rates[kind] = int(getattr(self.chip.dma, f"rate_{kind}").number)
+        return found
 
 
 def direction_class(src: MemorySpace, dst: MemorySpace) -> str:

@@ -50,15 +50,16 @@ class Wiring:
         self._hbm_per_device = slice_.has_die_links
         self.links: dict[int, Resource] = {}
         self.hbms: dict[int, Resource] = {}
-        self._routes: dict[tuple[int, int, int, int], Route] = {}
+        self.routes: dict[tuple[int, int, int, int], Route] = {}
+        """Routes built so far, by device and memory of both ends."""
         self._hops: dict[tuple[int, int], int] = {}
 
     def route(self, src: Buffer, dst: Buffer) -> Route:
         """The route between the memories of two buffers."""
         key = (src.device, src.spec.space_code, dst.device, dst.spec.space_code)
-        found = self._routes.get(key)
+        found = self.routes.get(key)
         if found is None:
-            found = self._routes[key] = self._build(src.device, src.spec.space, dst.device, dst.spec.space)
+            found = self.routes[key] = self._build(src.device, src.spec.space, dst.device, dst.spec.space)
         return found
 
     def hop_ps(self, source: int, target: int) -> int:

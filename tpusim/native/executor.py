@@ -227,9 +227,7 @@ class Executor:
                 Kind.UNSUPPORTED, f"priority={priority} {what} is not supported on TPU.", self.core.device, site
             )
         if add:
-            self.machine.note(
-                Kind.UNSUPPORTED, "add=True is not supported on a TensorCore.", self.core.device, site
-            )
+            self.machine.note(Kind.UNSUPPORTED, "add=True is not supported on a TensorCore.", self.core.device, site)
 
     def wait(self, descriptor: AsyncCopyDescriptor, site: RawSite) -> None:
         """Wait for both legs of a remote copy, or for a local one."""
@@ -443,9 +441,7 @@ def _refuse_copy_semaphore(ref: Any) -> NoReturn:
     if type(ref) is not SemaphoreRef:
         raise SemaphoreKindError(f"a copy needs a DMA semaphore, not {type(ref).__name__}")
     if ref.spec.kind is not SemaphoreType.DMA:
-        raise SemaphoreKindError(
-            f"a copy needs a DMA semaphore; {ref.spec.name} is a {ref.spec.kind.value} semaphore"
-        )
+        raise SemaphoreKindError(f"a copy needs a DMA semaphore; {ref.spec.name} is a {ref.spec.kind.value} semaphore")
     raise SemaphoreKindError(
         f"a copy needs one semaphore; {ref.spec.name} is an array of shape {ref.shape}: pick one with .at[...]"
     )
@@ -520,5 +516,3 @@ def _parameter_names(body: Callable[..., Any], count: int) -> list[str]:
     except (TypeError, ValueError):
         names = []
     return (names + [f"scoped{i}" for i in range(len(names), count)])[:count]
-
-

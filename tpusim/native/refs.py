@@ -153,15 +153,19 @@ class _At:
         return Ref(ref.executor, region.sub(key) if found is None else found)
 
 
+_NO_ELEMENTS: dict[int, SemaphoreRef] = {}
+
+
 class SemaphoreRef:
     """A semaphore, or an array of them; ``sem.at[i]`` picks one."""
 
-    __slots__ = ("flat", "shape", "spec")
+    __slots__ = ("_elements", "flat", "shape", "spec")
 
     def __init__(self, spec: SemaphoreSpec, flat: int, shape: tuple[int, ...]) -> None:
         self.spec = spec
         self.flat = flat
         self.shape = shape
+        self._elements: dict[int, SemaphoreRef] = _NO_ELEMENTS if not shape else {}
 
     @property
     def at(self) -> SemaphoreRef:
@@ -171,7 +175,10 @@ class SemaphoreRef:
     def __getitem__(self, index: Any) -> SemaphoreRef:
         shape = self.shape
         if type(index) is int and len(shape) == 1 and 0 <= index < shape[0]:
-            return SemaphoreRef(self.spec, self.flat + index, ())
+            found = self._elements.get(index)
+            if found is None:
+                found = self._elements[index] = SemaphoreRef(self.spec, self.flat + index, ())
+            return found
         if type(index) is not tuple:
             index = (index,)
         if index == (Ellipsis,):

@@ -70,11 +70,11 @@ class CapturedProgram:
 
     def _trace(self, leaves: list[Any], tree: Any, arrays: list[Any]) -> tuple[Any, Any, list[Any]]:
         static = tuple(None if internals.is_array(leaf) else (type(leaf), leaf) for leaf in leaves)
-        key = (tree, static, tuple(internals.type_key(array) for array in arrays), internals.trace_context())
+        key: Any = (tree, static, tuple(internals.type_key(array) for array in arrays), internals.trace_context())
         try:
             found = self._traces.get(key)
         except TypeError:  # a static argument that cannot be looked up
-            key, found = None, None
+            key = found = None
         if found is None:
             found = _trace(self.fn, leaves, tree, arrays)
             if key is not None:

@@ -67,6 +67,10 @@ def _call(lowering: Lowering, block: Block, eqn: Any) -> None:
             lowering.env[var] = value
 
 
+def _codes(lowering: Lowering, values: Sequence[Any], variables: Sequence[Any]) -> list[str]:
+    return [_code(lowering, value, var.aval) for value, var in zip(values, variables, strict=True)]
+
+
 def _names_for(lowering: Lowering, variables: Sequence[Any]) -> list[str]:
     return [lowering.fresh() for _ in variables]
 
@@ -95,7 +99,7 @@ def _cond(lowering: Lowering, block: Block, eqn: Any) -> None:
         lowering.depth += 1
         before = len(lowering.lines)
         results = _inline(lowering, branch, operands)
-        codes = [_code(lowering, value, v.aval) for value, v in zip(results, eqn.outvars, strict=True)]
+        codes = _codes(lowering, results, eqn.outvars)
         _assign(lowering, names, codes)
         if len(lowering.lines) == before:
             lowering.emit("pass")
@@ -122,7 +126,7 @@ def _scan(lowering: Lowering, block: Block, eqn: Any) -> None:
     carried = jaxpr.invars[parts.num_consts : parts.num_consts + parts.num_carry]
     elements = jaxpr.invars[parts.num_consts + parts.num_carry :]
     names = _names_for(lowering, carried)
-    _assign(lowering, names, [_code(lowering, value, v.aval) for value, v in zip(init, carried, strict=True)])
+    _assign(lowering, names, _codes(lowering, init, carried))
     stacked = eqn.outvars[parts.num_carry :]
     lists = _names_for(lowering, stacked)
     for name in lists:
@@ -147,7 +151,7 @@ def _scan(lowering: Lowering, block: Block, eqn: Any) -> None:
     results = _inline(lowering, eqn.params["jaxpr"], [*consts, *carry, *given])
     for name, value in zip(lists, results[parts.num_carry :], strict=True):
         lowering.emit(f"{name}.append({value.code})")
-    _assign(lowering, names, [_code(lowering, r, v.aval) for r, v in zip(results[: parts.num_carry], carried, strict=True)])
+    _assign(lowering, names, _codes(lowering, results[: parts.num_carry], carried))
     if not names and not lists:
         lowering.emit("pass")
     lowering.depth -= 1
@@ -168,7 +172,11 @@ def _while(lowering: Lowering, block: Block, eqn: Any) -> None:
     operands = [lowering.read(v) for v in eqn.invars]
     first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
     names = _names_for(lowering, eqn.outvars)
-    _assign(lowering, names, [_code(lowering, value, v.aval) for value, v in zip(operands[second:], eqn.outvars, strict=True)])
+    _assign(
+        lowering,
+        names,
+        _codes(lowering, operands[second:], eqn.outvars),
+    )
     carry = [Value(name, is_integer(v.aval)) for name, v in zip(names, eqn.outvars, strict=True)]
     lowering.emit("while True:")
     lowering.depth += 1
@@ -176,7 +184,7 @@ def _while(lowering: Lowering, block: Block, eqn: Any) -> None:
     lowering.emit(f"if not {goes_on.code}: break")
     lowering.emit("rt.turn()")
     results = _inline(lowering, params["body_jaxpr"], [*operands[first:second], *carry])
-    _assign(lowering, names, [_code(lowering, r, v.aval) for r, v in zip(results, eqn.outvars, strict=True)])
+    _assign(lowering, names, _codes(lowering, results, eqn.outvars))
     lowering.depth -= 1
     _bind_results(lowering, eqn.outvars, names)
 

@@ -114,8 +114,8 @@ class Interception:
                 raise NotModelledError(Finding(Kind.NOT_MODELLED, refused, where=equation.where))
             kernel = CapturedKernel(equation, axis_sizes, data=True)
         except FindingError as error:
-            name = str(equation.params.get("name") or "kernel")
-            self._record(InterceptedCall(name, axis_sizes, (), Duration(0), 0, 0, (error.finding,), equation.where))
+            finding, where = error.finding, equation.where
+            self._record(InterceptedCall(equation.name, axis_sizes, (), Duration(0), 0, 0, (finding,), where))
             raise error.with_traceback(None) from None
         needs_others = kernel.lowered.is_remote or kernel.lowered.uses_barrier
         patience_s = self._arrive_timeout_s if needs_others else min(ALONE_S, self._arrive_timeout_s)

@@ -7,7 +7,6 @@ program is captured, never an error at import.  What differs between the two sta
 from __future__ import annotations
 
 import os
-import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -22,12 +21,10 @@ from jax._src.pallas import core as pallas_core
 from jax._src.pallas.mosaic import core as mosaic_core
 from jax._src.state import discharge, indexing
 from jax._src.state import types as state_types
-from jax.experimental import pallas as pl
 
 from tpusim.errors import NotModelledError
 from tpusim.findings import Finding, Kind, Where
 from tpusim.pallas.own_values import OWN_VALUES
-from tpusim.pipeline import Dim
 from tpusim.specs import MemorySpace, SemaphoreType, as_dtype
 
 CHECKED = ("0.10.2", "0.12.0.1")
@@ -308,145 +305,3 @@ def view_of(transform: Any) -> tuple[str, Any] | None:
     if type(transform).__name__ == "MemorySpaceCastTransform":  # 0.12
         return "", None
     return None
-
-
-# -- pallas_call ------------------------------------------------------------------------------------
-
-
-class Block(NamedTuple):
-    """One array of a kernel call: its shape, how it is cut, and the map from grid indices to blocks.
-
-    ``index_map`` is the map's jaxpr, or ``None`` where the whole array is one block.  ``refused`` says
-    what there is no model for, if anything.
-    """
-
-    shape: tuple[int, ...]
-    dims: tuple[Dim, ...]
-    index_map: Any
-    windows: int
-    refused: str | None
-
-
-class KernelCall(NamedTuple):
-    """What a ``pallas_call`` equation holds; ``grid`` has ``None`` where the bound is an operand."""
-
-    name: str
-    jaxpr: Any
-    grid: tuple[int | None, ...]
-    vmapped: tuple[int, ...]
-    parallel: tuple[bool, ...]
-    num_prefetch: int
-    num_inputs: int
-    num_outputs: int
-    blocks: tuple[Block, ...]
-    aliases: tuple[tuple[int, int], ...]
-    collective_id: int | None
-    vmem_limit_bytes: int | None
-    skip_device_barrier: bool
-    out_avals: tuple[Any, ...]
-
-
-def kernel_call(eqn: Any) -> KernelCall:
-    """The contents of a kernel call."""
-    if eqn.primitive.name == "mpmd_map":
-        return _core_kernel(eqn)
-    params = eqn.params
-    mapping = params["grid_mapping"]
-    compiler = params["compiler_params"]
-    jaxpr, _ = open_jaxpr(params["jaxpr"])
-    name = params.get("name") or getattr(jaxpr.debug_info, "func_name", "kernel")
-    semantics = getattr(compiler, "dimension_semantics", None) or ("arbitrary",) * len(mapping.grid)
-    return KernelCall(
-        name=str(name),
-        jaxpr=jaxpr,
-        grid=tuple(None if is_dynamic_grid(dim) else int(dim) for dim in mapping.grid),
-        vmapped=tuple(mapping.vmapped_dims),
-        parallel=tuple(
-            str(getattr(kind, "value", kind)).lower() in ("parallel", "core_parallel") for kind in semantics
-        ),
-        num_prefetch=mapping.num_index_operands,
-        num_inputs=mapping.num_inputs,
-        num_outputs=mapping.num_outputs,
-        blocks=tuple(_block(block) for block in mapping.block_mappings),
-        aliases=tuple((int(a), int(b)) for a, b in params["input_output_aliases"]),
-        collective_id=getattr(compiler, "collective_id", None),
-        vmem_limit_bytes=getattr(compiler, "vmem_limit_bytes", None),
-        skip_device_barrier=bool(getattr(compiler, "skip_device_barrier", False)),
-        out_avals=tuple(params["out_avals"]),
-    )
-
-
-def _core_kernel(eqn: Any) -> KernelCall:
-    """A ``pl.kernel`` or ``core_map`` over one TensorCore; all its arrays are whole."""
-    params = eqn.params
-    for mesh in (*params["meshes"], *params["external_meshes"]):
-        if not isinstance(mesh, mosaic_core.TensorCoreMesh):
-            raise not_modelled(f"mpmd_map: a kernel on a {type(mesh).__name__} (SparseCore)", eqn)
-    if len(params["jaxprs"]) != 1 or math.prod(params["meshes"][0].shape.values()) != 1:
-        raise not_modelled("mpmd_map: a kernel on several cores", eqn)
-    compiler = params["compiler_params"]
-    jaxpr, _ = open_jaxpr(params["jaxprs"][0])
-    outputs = tuple(params["out_avals"])
-    arrays = [*(v.aval for v in eqn.invars), *outputs]
-    shapes = [(*(int(dim) for dim in a.shape), *key_words(a.dtype)) for a in arrays]
-    return KernelCall(
-        name=str(params.get("name") or getattr(jaxpr.debug_info, "func_name", "kernel")),
-        jaxpr=jaxpr,
-        grid=(),
-        vmapped=(),
-        parallel=(),
-        num_prefetch=0,
-        num_inputs=len(eqn.invars),
-        num_outputs=len(outputs),
-        blocks=tuple(Block(shape, tuple(Dim(size, size) for size in shape), None, 2, None) for shape in shapes),
-        aliases=tuple((int(a), int(b)) for a, b in dict(params["input_output_aliases"]).items()),
-        collective_id=getattr(compiler, "collective_id", None),
-        vmem_limit_bytes=getattr(compiler, "vmem_limit_bytes", None),
-        skip_device_barrier=bool(getattr(compiler, "skip_device_barrier", False)),
-        out_avals=outputs,
-    )
-
-
-def _block(mapping: Any) -> Block:
-    shape = tuple(int(dim) for dim in mapping.array_aval.shape)
-    index_map, _ = open_jaxpr(mapping.index_map_jaxpr)
-    dims, refused = _dims(mapping.block_shape)
-    mode = mapping.pipeline_mode
-    windows = 2 if mode is None else getattr(mode, "buffer_count", 2)
-    if getattr(mode, "use_lookahead", False):
-        refused = "pl.Buffered(use_lookahead=True) outside emit_pipeline"
-    elif getattr(getattr(mode, "revisit", None), "value", "immediate") not in ("immediate", "default"):
-        refused = "pl.RevisitMode.ANY"
-    elif not isinstance(windows, int):
-        refused = f"pl.Buffered({windows}) outside emit_pipeline"
-    elif mapping.transforms:
-        refused = "a block with transforms"
-    constant = all(isinstance(v, Literal) and int(v.val) == 0 for v in index_map.outvars)
-    is_whole = constant and all(dim.size == extent and not dim.low for dim, extent in zip(dims, shape, strict=False))
-    is_whole = is_whole and not any(dim.is_squeezed for dim in dims)
-    words = key_words(mapping.array_aval.dtype)
-    if words:
-        shape, dims = (*shape, *words), (*dims, *(Dim(size, size) for size in words))
-        refused = refused or (None if is_whole else "a block of typed PRNG keys")
-    return Block(shape, dims, None if is_whole else index_map, windows, refused)
-
-
-def _dims(block_shape: Sequence[Any]) -> tuple[tuple[Dim, ...], str | None]:
-    """The dimensions of a block, and what there is no model for."""
-    dims = []
-    for dim in block_shape:
-        if dim is None or isinstance(dim, pl.Squeezed):
-            dims.append(Dim(1, 1, True))
-        elif isinstance(dim, pl.Element):
-            dims.append(Dim(int(dim.block_size), 1, low=int(dim.padding[0])))
-        elif isinstance(dim, int | pl.Blocked):
-            size = int(getattr(dim, "block_size", dim))
-            dims.append(Dim(size, size))
-        else:
-            return (), f"a block with a {type(dim).__name__} dimension"
-    return tuple(dims), None
-
-
-def is_dynamic_grid(dim: Any) -> bool:
-    """Whether a grid bound is an operand of the call."""
-    return isinstance(dim, pallas_core.DynamicGridDim) or dim is pallas_core.dynamic_grid_dim

@@ -26,12 +26,13 @@ import numpy as np
 from jax._src import callback, config, core, effects, sharding_impls, traceback_util, xla_bridge
 from jax._src.interpreters import mlir, pxla
 from jax._src.pallas import core as pallas_core
+from jax._src.pallas import pallas_call
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreter
 from jax.experimental.pallas import tpu as pltpu
 
 from tpusim.errors import NotModelledError
 from tpusim.findings import Where
-from tpusim.pallas.internals import all_equations
+from tpusim.pallas.internals import all_equations, where_of_function
 
 try:
     from jax._src import tpu_info  # 0.12
@@ -80,7 +81,12 @@ class KernelEquation(NamedTuple):
 
     params: dict[str, Any]
     where: Where | None
-    source_info: None = None
+    primitive: Any = pallas_call.pallas_call_p
+
+    @property
+    def name(self) -> str:
+        """The name of the call, or that of its function."""
+        return str(self.params.get("name") or self.params["jaxpr"].debug_info.func_name)
 
 
 Entry = Callable[..., tuple[Any, ...]]
@@ -167,9 +173,9 @@ def _enter(intercept: Intercept, operands: Sequence[Any], params: dict[str, Any]
         index = index * size + jax.lax.axis_index(axis)
     if params["mesh"] is not None:  # from core_map or pl.kernel
         params = {**params, "jaxpr": _placed(params["jaxpr"], params["grid_mapping"], params["mesh"])}
-    equation = KernelEquation(params, _where_of_function(params["jaxpr"]))
+    equation = KernelEquation(params, where_of_function(params["jaxpr"]))
     entry = intercept(equation, sizes or {"x": 1})
-    plain = [interpreter.remove_memory_space_p.bind(value) for value in operands]
+    plain = [interpreter.remove_memory_space_p.bind(_words(value)) for value in operands]
     types = tuple(core.ShapedArray(aval.shape, aval.dtype) for aval in params["out_avals"])
     results: list[Any] = _kernel_p.bind(index, *plain, entry=entry, types=types)
     return results
@@ -191,6 +197,11 @@ def _placed(jaxpr: Any, mapping: Any, mesh: Any) -> Any:
     return jaxpr.replace(invars=of(jaxpr.invars), eqns=eqns)
 
 
+def _words(value: Any) -> Any:
+    """A typed random key as the integers it consists of; anything else as it is."""
+    return jax.random.key_data(value) if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key) else value
+
+
 def _effects(interpret: Any) -> set[Any]:
     """The effects of a kernel call with these parameters."""
     return {_EFFECT} if isinstance(interpret, pltpu.InterpretParams) else set()
@@ -210,13 +221,6 @@ def refused(equation: KernelEquation) -> str | None:
         if eqn.primitive.name == "axis_index" and eqn.params["axis_name"] in axes:
             return "in place, the axis_index of a core"
     return None
-
-
-def _where_of_function(jaxpr: Any) -> Where | None:
-    """Where the kernel function is defined; the line of the call itself is not known any more."""
-    info = getattr(jaxpr, "debug_info", None)
-    file, line = getattr(info, "func_filename", None), getattr(info, "func_lineno", None)
-    return Where(file, line) if file and line else None
 
 
 _NOT_LOCAL = (

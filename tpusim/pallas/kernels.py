@@ -19,6 +19,7 @@ from tpusim.machine.semaphores import SemaphoreSpec
 from tpusim.pallas import control_rules, internals, memory_rules, random_rules, sync_rules
 from tpusim.pallas.frame import Frame
 from tpusim.pallas.handover import HandedArrays, HandedSemaphores, outlive
+from tpusim.pallas.internals_kernels import KernelCall, kernel_call
 from tpusim.pallas.lower import Lowered, Lowering
 from tpusim.pallas.pipeline import Operands, lower_maps, memory
 from tpusim.pipeline import control_ps
@@ -31,7 +32,7 @@ class CapturedKernel:
     """A ``pallas_call`` equation, lowered for one mesh; shared by all devices and all its calls."""
 
     def __init__(self, eqn: Any, axis_sizes: dict[str, int], data: bool) -> None:
-        self.contents = internals.kernel_call(eqn)
+        self.contents = kernel_call(eqn)
         # Traced by itself, a call has no line of the user's; then it is known by its kernel's.
         self.where = internals.where_of_equation(eqn) or internals.where_of_function(self.contents.jaxpr)
         self.axis_sizes = axis_sizes
@@ -78,7 +79,7 @@ def argument_names(jaxpr: Any) -> list[str]:
     return (found + [f"arg{i}" for i in range(len(found), len(jaxpr.invars))])[: len(jaxpr.invars)]
 
 
-def holdable(contents: internals.KernelCall) -> dict[int, bool]:
+def holdable(contents: KernelCall) -> dict[int, bool]:
     """Arguments whose arrays may be values instead of storage, and whether also where the kernel writes them.
 
     Not those of an aliased pair: their window may be one.

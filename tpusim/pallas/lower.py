@@ -25,9 +25,9 @@ from tpusim.findings import Kind, Where
 from tpusim.pallas import internals, random_bits, scalar_ops, views
 from tpusim.pallas.segments import Segment, known_part
 from tpusim.pallas.symbols import (
-    Step,
     RefSymbol,
     SemaphoreSymbol,
+    Step,
     TransformError,
     View,
     compose,
@@ -458,6 +458,8 @@ class Lowering:
         self.emit(f"{name} = {cache}.get({look_up})")
         self.emit(f"if {name} is None: {name} = {cache}[{look_up}] = {region}")
         block.regions[symbol.slot, text] = name
+        if any(isinstance(key, View) for key in keys):
+            self.views.add(name)
         return symbol, name
 
     def _is_used(self, block: Block, eqn: Any) -> bool:

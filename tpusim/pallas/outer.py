@@ -69,8 +69,10 @@ class Plans:
     def is_special(self, eqn: Any) -> bool:
         """Whether the evaluator has to look at an equation."""
         name = eqn.primitive.name
-        return name in SPECIAL or name in internals.PLACEMENTS or any(
-            self._holds_special(jaxpr) for jaxpr in internals.sub_jaxprs(eqn.params)
+        return (
+            name in SPECIAL
+            or name in internals.PLACEMENTS
+            or any(self._holds_special(jaxpr) for jaxpr in internals.sub_jaxprs(eqn.params))
         )
 
     def without_refs(self, eqn: Any) -> Any:
@@ -143,7 +145,10 @@ class Evaluator:
         if name == "run_state":
             given = iter(operands)
             known = eqn.params.get("is_initialized", (True,) * len(eqn.outvars))
-            values = [next(given) if k else np.empty(v.aval.shape, v.aval.dtype) for k, v in zip(known, eqn.outvars)]
+            values = [
+                next(given) if is_known else np.empty(var.aval.shape, var.aval.dtype)
+                for is_known, var in zip(known, eqn.outvars, strict=True)
+            ]
             return self._closed(self.plans.without_refs(eqn), values)
         if name not in SPECIAL:
             raise internals.not_modelled(f"primitive {name} around a kernel", eqn)

@@ -18,6 +18,7 @@ from tpusim.machine.memory import BufferSpec
 from tpusim.machine.semaphores import SemaphoreSpec
 from tpusim.machine.timing import Timing
 from tpusim.pallas import internals
+from tpusim.pallas.internals_kernels import KernelCall
 from tpusim.pallas.lower import Lowered, Lowering, Rule
 from tpusim.pipeline import IndexMap, Pipeline, Stream
 from tpusim.specs import MemoryRef, MemorySpace
@@ -46,7 +47,7 @@ class LoweredMap:
 
 
 def lower_maps(
-    contents: internals.KernelCall,
+    contents: KernelCall,
     names: Sequence[str],
     axis_sizes: dict[str, int],
     rules: dict[str, Rule],
@@ -136,9 +137,7 @@ class Operands:
         if ref.space in IN_HBM:
             self.arguments.append(array)
             return
-        index_map = (
-            None if lowered_map is None else lowered_map.on(self._scalars(), self.timing)
-        )
+        index_map = None if lowered_map is None else lowered_map.on(self._scalars(), self.timing)
         stream = self._stream(position, array, ref, index_map, block.dims, block.windows)
         (self.pipeline.inputs if position < first_output else self.pipeline.outputs).append(stream)
 

@@ -9,6 +9,7 @@ import numpy as np
 from tpusim.pallas import internals
 from tpusim.pallas.lower import Block, Lowering, Rule, Value, is_integer, not_modelled
 
+
 def is_impure(eqn: Any) -> bool:
     """Whether an equation works on a Pallas key, which only the rules here understand."""
     return any(internals.pallas_key(v.aval) for v in (*eqn.invars, *eqn.outvars))

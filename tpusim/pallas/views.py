@@ -7,18 +7,13 @@ what it covers is not a box, the smallest box around it stands for it.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
-import ml_dtypes
 import numpy as np
 
-from tpusim.errors import OutOfBoundsError, ShapeMismatchError
 from tpusim.machine.memory import Region, element_bits
-
-Index = int | tuple[int, int] | tuple[int, int, int]
-Full = int | tuple[int, int, int]
-Key = tuple[Full, ...]
-"""An index of every dimension: an int drops it, (start, size, stride) keeps it."""
+from tpusim.pallas.bits import bitcast_rows
+from tpusim.pallas.keys import Full, Index, Key, box_around, everything, full_key, key_text, reshape_groups, slices_of
 
 
 class ViewRegion(Region):
@@ -43,7 +38,7 @@ class ViewRegion(Region):
         """The region ``key`` of this one."""
         found = self.subs.get(key)
         if found is None:
-            found = self.subs[key] = Part(self, _full(self, key))
+            found = self.subs[key] = Part(self, full_key(self, key))
         return found
 
     def covered(self, key: Key) -> Region:
@@ -75,44 +70,6 @@ def _dtype(region: Region) -> Any:
     return region.dtype if isinstance(region, ViewRegion) else region.spec.dtype
 
 
-def _everything(shape: tuple[int, ...]) -> Key:
-    return tuple((0, size, 1) for size in shape)
-
-
-def _full(region: Region, key: tuple[Index, ...]) -> Key:
-    shape = region.shape
-    if len(key) > len(shape):
-        raise ShapeMismatchError(f"{region}: {len(key)} indices for a ref of shape {shape}")
-    parts: list[Full] = []
-    for dim, size in enumerate(shape):
-        part: Index = key[dim] if dim < len(key) else (0, size, 1)
-        whole: Full = part if isinstance(part, int) else (part[0], part[1], part[2] if len(part) == 3 else 1)
-        first, count, step = (whole, 1, 1) if isinstance(whole, int) else whole
-        last = first + (count - 1) * step
-        if first < 0 or first > size or (count and last >= size):
-            text = region._key_text((part,))
-            written = ", ".join([*(":" for _ in range(dim)), text])
-            raise OutOfBoundsError(f"{region}[{written}]: index {text} leaves dimension {dim} of size {size}")
-        parts.append(whole)
-    return tuple(parts)
-
-
-def _slices(key: Key) -> tuple[Any, ...]:
-    return tuple(
-        part if isinstance(part, int) else slice(part[0], part[0] + (part[1] - 1) * part[2] + 1 if part[1] else part[0],
-                                                 part[2])
-        for part in key
-    )  # fmt: skip
-
-
-def _text(shape: tuple[int, ...], key: Key) -> str:
-    """The key as its author would write it: without what is whole at its end."""
-    parts = [":" if part == (0, size, 1) else Region._key_text((part,)) for part, size in zip(key, shape, strict=True)]
-    while parts and parts[-1] == ":":
-        parts.pop()
-    return f"[{', '.join(parts)}]" if parts else ""
-
-
 class Part(ViewRegion):
     """A part of a view."""
 
@@ -120,9 +77,9 @@ class Part(ViewRegion):
 
     def __init__(self, parent: ViewRegion, key: Key) -> None:
         shape = tuple(part[1] for part in key if not isinstance(part, int))
-        super().__init__(parent, parent.covered(key), shape, parent.dtype, _text(parent.shape, key))
+        super().__init__(parent, parent.covered(key), shape, parent.dtype, key_text(parent.shape, key))
         self.key = key
-        self.slices = _slices(key)
+        self.slices = slices_of(key)
 
     def pull(self, key: Key) -> Key:
         """Index the dimensions that are left."""
@@ -161,8 +118,8 @@ class Reshaped(ViewRegion):
     __slots__ = ("groups",)
 
     def __init__(self, parent: Region, shape: tuple[int, ...]) -> None:
-        super().__init__(parent, covered(parent, _everything(parent.shape)), shape, _dtype(parent), f".reshape{shape}")
-        self.groups = _groups(parent.shape, shape)
+        super().__init__(parent, covered(parent, everything(parent.shape)), shape, _dtype(parent), f".reshape{shape}")
+        self.groups = reshape_groups(parent.shape, shape)
 
     def pull(self, key: Key) -> Key:
         """Element by element within each group of dimensions that became another group."""
@@ -175,8 +132,8 @@ class Reshaped(ViewRegion):
                 parts += inner
                 continue
             size = int(np.prod(new, dtype=np.int64))
-            elements = np.arange(size).reshape(new)[_slices(inner)].ravel()
-            parts += _box(np.unravel_index(elements, old)) if old else []
+            elements = np.arange(size).reshape(new)[slices_of(inner)].ravel()
+            parts += box_around(np.unravel_index(elements, old)) if old else []
         return tuple(parts)
 
     def read(self, array: np.ndarray[Any, Any]) -> Any:
@@ -188,42 +145,6 @@ class Reshaped(ViewRegion):
         self.parent.write(array, np.broadcast_to(value, self.shape).reshape(self.parent.shape))
 
 
-def _groups(old: tuple[int, ...], new: tuple[int, ...]) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The dimensions cut into the smallest groups with equal numbers of elements."""
-    groups = []
-    i = j = 0
-    while i < len(old) or j < len(new):
-        a, b = i, j
-        left = right = 1
-        while True:
-            if left == right and (i > a or j > b) and not (left == 1 and (i == a or j == b)):
-                break
-            if (left <= right and i < len(old)) or j == len(new):
-                if i == len(old):
-                    break
-                left *= old[i]
-                i += 1
-            else:
-                right *= new[j]
-                j += 1
-        groups.append((old[a:i], new[b:j]))
-    return groups
-
-
-def _box(indices: tuple[np.ndarray[Any, Any], ...]) -> list[Full]:
-    """For each dimension (start, size, stride) of the smallest box that holds all elements."""
-    parts: list[Full] = []
-    for index in indices:
-        found = np.unique(index)
-        if not len(found):
-            return [(0, 0, 1) for _ in indices]
-        steps = np.diff(found)
-        even = len(steps) > 0 and bool((steps == steps[0]).all())
-        first, last = int(found[0]), int(found[-1])
-        parts.append((first, len(found), int(steps[0])) if even else (first, last - first + 1, 1))
-    return parts
-
-
 class Transposed(ViewRegion):
     """The dimensions in another order."""
 
@@ -231,7 +152,7 @@ class Transposed(ViewRegion):
 
     def __init__(self, parent: Region, order: tuple[int, ...]) -> None:
         shape = tuple(parent.shape[dim] for dim in order)
-        whole = covered(parent, _everything(parent.shape))
+        whole = covered(parent, everything(parent.shape))
         super().__init__(parent, whole, shape, _dtype(parent), f".transpose{order}")
         self.order = order
 
@@ -259,7 +180,7 @@ class Bitcast(ViewRegion):
         shape = list(parent.shape)
         if old != new:
             shape[-2] = shape[-2] * old // new
-        whole = covered(parent, _everything(parent.shape))
+        whole = covered(parent, everything(parent.shape))
         super().__init__(parent, whole, tuple(shape), dtype, f".bitcast({np.dtype(dtype).name})")
         self.old, self.wider = old, new
 
@@ -275,7 +196,7 @@ class Bitcast(ViewRegion):
             index = (index[:, None] * ratio + np.arange(ratio)).ravel()
         else:
             index = index * self.wider // self.old
-        return (*key[:-2], *_box((index,)), key[-1])
+        return (*key[:-2], *box_around((index,)), key[-1])
 
     def read(self, array: np.ndarray[Any, Any]) -> Any:
         """Always a copy."""
@@ -285,53 +206,6 @@ class Bitcast(ViewRegion):
         """As the parent's elements."""
         whole = np.broadcast_to(np.asarray(value, self.dtype), self.shape)
         self.parent.write(array, bitcast_rows(whole, _dtype(self.parent)))
-
-
-def bitcast_rows(array: np.ndarray[Any, Any], dtype: Any) -> np.ndarray[Any, Any]:
-    """The bits of consecutive rows as one row of wider elements, or the reverse; the low bits come first."""
-    target = np.dtype(dtype)
-    old, new = element_bits(array.dtype), element_bits(target)
-    if old < new:
-        *outer, rows, columns = array.shape
-        array = array.reshape(*outer, rows * old // new, new // old, columns).swapaxes(-1, -2)
-    elif old == new:
-        array = array[..., None]
-    else:
-        array = array[..., None]
-    units = _units(np.ascontiguousarray(array), min(old, new))
-    wide = units if old <= new else units.reshape(*array.shape[:-1], old // new)
-    if old >= new:
-        values = _values(wide, target)
-        if old == new:
-            return values[..., 0]
-        rows = values.swapaxes(-1, -2)
-        return rows.reshape(*rows.shape[:-3], rows.shape[-3] * rows.shape[-2], rows.shape[-1])
-    return _values(_join(wide, new), target)[..., 0]
-
-
-def _units(array: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
-    """The elements as unsigned integers of so many bits (4 bits: in a byte), the last dimension longer."""
-    if array.dtype.name in ("int4", "uint4"):
-        return array.astype(np.int8).view(np.uint8) & 15
-    if bits == 4:
-        octets = array.view(np.uint8)
-        return np.stack([octets & 15, octets >> 4], -1).reshape(*octets.shape[:-1], -1)
-    return array.view(f"u{bits // 8}")
-
-
-def _join(units: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
-    """Units along the last dimension as unsigned integers of so many bits."""
-    if bits >= 8 and units.dtype == np.uint8 and units.shape[-1] * 4 == bits:
-        units = units[..., 0::2] | units[..., 1::2] << 4
-    return np.ascontiguousarray(units).view(f"u{bits // 8}")
-
-
-def _values(units: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    if dtype.name == "uint4":
-        return units.astype(ml_dtypes.uint4)
-    if dtype.name == "int4":
-        return (units.astype(np.int8) ^ 8).__sub__(8).astype(ml_dtypes.int4)
-    return np.ascontiguousarray(units).view(dtype)
 
 
 def reshaped(region: Region, shape: tuple[int, ...]) -> Region:
@@ -350,7 +224,7 @@ def bitcast(region: Region, dtype: str) -> Region:
 
 
 def _known(region: Region, make: Any, argument: Any) -> Region:
-    subs: dict[Any, Region] = region.subs  # type: ignore[assignment]  # keys of their own kind
+    subs: dict[Any, Region] = cast(Any, region.subs)  # keys of their own kind
     found = subs.get((make, argument))
     if found is None:
         found = subs[make, argument] = make(region, argument)

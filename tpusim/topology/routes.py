@@ -151,6 +151,7 @@ def distance(slice_: Slice, chip_a: int, chip_b: int) -> int:
     return sum(abs(_offset(slice_, axis, start, end)) for axis, (start, end) in enumerate(places))
 
 
+@lru_cache(maxsize=_ROUTE_CACHE)
 def hops(slice_: Slice, a: int, b: int) -> int:
     """The hop count of ``route(slice_, a, b)`` without building it."""
     chip_a, chip_b = slice_.chip_of(a), slice_.chip_of(b)

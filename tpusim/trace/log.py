@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tpusim.observe import Observer
+from tpusim.observe import Observer, WaitEvent
 
 if TYPE_CHECKING:
     from tpusim.machine.core import Core
@@ -48,17 +48,12 @@ class EventLog(Observer):
 
     def __init__(self) -> None:
         self.copies: list[Copy] = []
-        self._waits: list[tuple[Any, ...]] = []
+        self._waits: list[WaitEvent] = []
         self.signals: list[SignalSent] = []
         self.computes: list[Compute] = []
         # The hottest hooks are bare appends.
         self.copy_started = self.copies.append  # type: ignore[method-assign,assignment]
-        append = self._waits.append
-
-        def waited(*event: Any) -> None:
-            append(event)
-
-        self.waited = waited  # type: ignore[method-assign,assignment]
+        self.waited = self._waits.append  # type: ignore[method-assign,assignment]
 
     @property
     def waits(self) -> list[Wait]:
