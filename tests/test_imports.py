@@ -144,10 +144,12 @@ def python(code: str) -> str:
 
 
 def test_importing_tpusim_brings_no_large_library():
-    loaded = set(python("import tpusim, sys; print(*sys.modules)").split())
+    code = "import tpusim, sys; [getattr(tpusim, name) for name in tpusim.__all__ if name != 'pallas']; print(*sys.modules)"
+    loaded = set(python(code).split())
     large = {"jax", "jaxlib", "typer", "rich", "matplotlib", "plotly", "bokeh", "pandas", "scipy", "tpusim.pallas"}
     assert "tpusim.descriptors" in loaded
     assert not loaded & large
+    assert "numpy" not in python("import tpusim, sys; print(*sys.modules)").split()
 
 
 @pytest.mark.parametrize("absent", ["jax", "typer", "rich"])
@@ -162,3 +164,12 @@ made = tpusim.Kernel(kernel, out_shape=tpusim.ShapeDtypeStruct((8, 128), "float3
 print(made.simulate(np.zeros((8, 128), np.float32), mesh=1).outputs[0].sum())
 """
     assert python(code) == "3072.0\n"
+
+
+def test_public_names_are_the_same_for_type_checkers_and_at_run_time() -> None:
+    tree = ast.parse((ROOT / "__init__.py").read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {alias.name for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert seen == set(tpusim.__all__)
+    for name in set(tpusim.__all__) - {"pallas"}:
+        assert getattr(tpusim, name) is not None

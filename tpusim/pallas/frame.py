@@ -70,6 +70,31 @@ class Frame:
             value = np.full_like(value, sentinel(region.spec.dtype))
         return value
 
+    def load_scalar(self, buffer: Buffer, index: tuple[int, ...]) -> Any:
+        """One element of SMEM that nobody else touches."""
+        core = self.core
+        core.operations += 1
+        core.now += core.machine.timing.cycle_ps
+        array = self.known(buffer.array, buffer.spec.name)
+        for part, extent in zip(index, array.shape, strict=True):
+            if not 0 <= part < extent:
+                buffer.spec.whole.sub(index)  # says so
+        return array[index]
+
+    def store_scalar(self, buffer: Buffer, index: tuple[int, ...], value: Any) -> None:
+        """Write one element of SMEM that nobody else touches; without data it may be unknown."""
+        core = self.core
+        core.operations += 1
+        core.now += core.machine.timing.cycle_ps
+        buffer.fresh = False
+        for part, extent in zip(index, buffer.spec.shape, strict=True):
+            if not 0 <= part < extent:
+                buffer.spec.whole.sub(index)  # says so
+        if value is None:
+            buffer.array = None
+        elif buffer.array is not None:
+            buffer.array[index] = value
+
     def load_view(self, buffer: Buffer, region: Region, site: Any) -> Any:
         """The values of a region of any kind."""
         racing = self.core.load(buffer, region, site)

@@ -34,6 +34,7 @@ from tpusim.pallas.symbols import (
     dynamic_names,
     region_code,
     resolve_ref,
+    scalar_index,
     whole_shape,
 )
 from tpusim.specs import MemoryRef, MemorySpace, SemaphoreArray, SemaphoreType
@@ -178,6 +179,7 @@ class Lowering:
         """Names of regions that are not plain."""
         self.copies: list[tuple[int, int]] = []
         self.choices: list[tuple[int, int, str, int]] = []
+        self.scalars: dict[str, str] = {}
         self.accesses: dict[int, set[tuple[int, ...] | None]] = {}
         self._constants(jaxpr)
         integers, refs = jaxpr.invars[:num_integers], jaxpr.invars[num_integers:]
@@ -203,14 +205,18 @@ class Lowering:
     # -- writing --------------------------------------------------------------------------------
 
     def _hold(self, holdable: Mapping[int, bool]) -> None:
-        """Find the buffers whose arrays can be values; ``holdable``: which arguments, and whether also if written."""
+        """Find the buffers whose arrays can be values; ``holdable``: which arguments, and whether also if written.
+
+        SMEM of which this core alone loads and stores scalars needs no regions and no judge.
+        """
+        private = {slot for slot, shapes in self.accesses.items() if shapes == {()}}
         for slot, shapes in self.accesses.items():
-            if not self.data or slot not in holdable or None in shapes or len(shapes) > 1:
+            if not self.data or slot not in holdable or None in shapes or len(shapes) > 1 or slot in private:
                 continue
             if holdable[slot] or slot not in self.out.written:
                 (self.out.held[slot],) = [shape for shape in shapes if shape is not None]
         for line, slot, text, source in self.choices:
-            if slot in self.out.held:
+            if slot in self.out.held or slot in private:
                 is_stable = source == -1 or source in self.out.held or source not in self.out.written
                 self._replace(line, text if is_stable else f"{text}.copy()")
 
@@ -442,9 +448,8 @@ class Lowering:
             is_store = eqn.primitive.name == "swap" and not self._is_used(block, eqn)
             if is_store and self.depth == 2 and whole_shape(symbol, keys) is not None:
                 self.out.stored_first.add(symbol.slot)
-        is_plain = eqn.primitive.name in ("get", "swap") and symbol.space is MemorySpace.VMEM
-        shape = whole_shape(symbol, keys) if is_plain else None
-        self.accesses.setdefault(symbol.slot, set()).add(shape)
+        scalar = scalar_index(symbol, keys) if symbol.space is MemorySpace.SMEM else None
+        self._note_access(symbol, keys, scalar, eqn)
         if not keys:
             return symbol, whole
         known = block.regions.get((symbol.slot, text := str(keys)))
@@ -455,12 +460,26 @@ class Lowering:
         cache, name = self.fresh("c"), self.fresh("r")
         self.setup.append(f"{cache} = {{}}")
         look_up = dynamic[0] if len(dynamic) == 1 else f"({', '.join(dynamic)})" if dynamic else "0"
-        self.emit(f"{name} = {cache}.get({look_up})")
-        self.emit(f"if {name} is None: {name} = {cache}[{look_up}] = {region}")
+        unused = None
+        if scalar is not None:
+            self.scalars[name] = scalar
+            unused = symbol.slot, "pass"
+        self.emit(f"{name} = {cache}.get({look_up})", held=unused)
+        self.emit(f"if {name} is None: {name} = {cache}[{look_up}] = {region}", held=unused)
         block.regions[symbol.slot, text] = name
         if any(isinstance(key, View) for key in keys):
             self.views.add(name)
         return symbol, name
+
+    def _note_access(self, symbol: RefSymbol, keys: list[Step], scalar: str | None, eqn: Any) -> None:
+        """Remember whether an equation loads or stores all of a buffer, one scalar of it, or does something else."""
+        shape: tuple[int, ...] | None = None
+        if eqn.primitive.name in ("get", "swap"):
+            if symbol.space is MemorySpace.VMEM:
+                shape = whole_shape(symbol, keys) or None
+            elif scalar is not None:
+                shape = ()
+        self.accesses.setdefault(symbol.slot, set()).add(shape)
 
     def _is_used(self, block: Block, eqn: Any) -> bool:
         return any(var in block.last_use for var in eqn.outvars)

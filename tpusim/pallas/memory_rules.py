@@ -52,7 +52,10 @@ def _load(lowering: Lowering, eqn: Any, symbol: RefSymbol, region: str, block: B
     is_view = region in lowering.views
     if is_integer(var.aval):
         name = lowering.fresh()
-        lowering.emit(f"{name} = rt.load_integer{'_view' if is_view else ''}({buffer}, {region}, {site})")
+        lowering.emit(
+            f"{name} = rt.load_integer{'_view' if is_view else ''}({buffer}, {region}, {site})",
+            held=(symbol.slot, f"{name} = rt.load_scalar({buffer}, {lowering.scalars.get(region)}).item()"),
+        )
         lowering.env[var] = Value(name, True)
         return
     name = lowering.fresh("x")
@@ -67,7 +70,12 @@ def _load(lowering: Lowering, eqn: Any, symbol: RefSymbol, region: str, block: B
     else:
         lowering.emit(
             f"{name} = rt.load({buffer}, {region}, {site})",
-            held=(symbol.slot, f"core.load({buffer}, {region}, {site}); {name} = {buffer}.array"),
+            held=(
+                symbol.slot,
+                f"{name} = rt.load_scalar({buffer}, {lowering.scalars[region]})"
+                if region in lowering.scalars
+                else f"core.load({buffer}, {region}, {site}); {name} = {buffer}.array",
+            ),
         )
     value = lowering.env[var] = Value(name, False, symbol.slot if lowering.data else -1)
     if lowering.data:
@@ -79,8 +87,13 @@ def _store(
 ) -> None:
     """Store a value, once it is computed; ``source``: the buffer it still looks into, if any."""
     buffer = f"buf[p{symbol.slot}]"
-    lowering.emit(f"core.store({buffer}, {region}, {lowering.site(eqn)})")
-    if not lowering.data:
+    scalar = lowering.scalars.get(region)
+    charge = f"core.store({buffer}, {region}, {lowering.site(eqn)})"
+    lowering.emit(charge, held=None if scalar is None else (symbol.slot, "pass"))
+    if scalar is not None:
+        line = f"rt.put({buffer}, {region}, {code})"
+        lowering.emit(line, held=(symbol.slot, f"rt.store_scalar({buffer}, {scalar}, {code})"))
+    elif not lowering.data:
         if symbol.space is MemorySpace.SMEM:
             lowering.emit(f"rt.put({buffer}, {region}, {code})")
     elif region in lowering.views:

@@ -166,3 +166,10 @@ def whole_shape(symbol: RefSymbol, keys: list[Step]) -> tuple[int, ...] | None:
         elif part != "0" or extent != 1:
             return None
     return tuple(shape)
+
+
+def scalar_index(symbol: RefSymbol, keys: list[Step]) -> str | None:
+    """The expression of the index, if indices take one element of a buffer; else ``None``."""
+    if len(keys) != 1 or isinstance(keys[0], View) or len(keys[0]) != len(symbol.shape):
+        return None
+    return None if any(isinstance(part, tuple) for part in keys[0]) else key_code(keys[0])

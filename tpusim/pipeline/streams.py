@@ -107,21 +107,22 @@ class Stream:
             found = self.places[index] = Place(self.array.whole, self.spec.whole, True)
             return found
         inner: list[Index] = []
-        outer: list[Index] = []
+        outer: list[tuple[int, int, int]] = []
+        kept: list[int] = []
         is_whole = True
-        for dim, position, extent in zip(self.dims, index, self.array.shape, strict=True):
+        for number, (dim, position, extent) in enumerate(zip(self.dims, index, self.array.shape, strict=True)):
             start = position * dim.unit - dim.low
             first, last = max(start, 0), min(start + dim.size, extent)
             if last <= first or (first > start and not dim.low):
                 raise OutOfBoundsError(self._outside(index, step))
+            outer.append((first, last - first, 1))
             if dim.is_squeezed:
-                outer.append(start)
                 continue
-            outer.append((first, last - first))
+            kept.append(number)
             inner.append((first - start, last - first))
             is_whole = is_whole and last - first == dim.size
         window = self.spec.whole
-        region = self.array.whole.sub(tuple(outer))
+        region = Region(self.array, tuple(outer), tuple(kept))
         found = self.places[index] = Place(region, window if is_whole else window.sub(tuple(inner)), is_whole)
         return found
 
