@@ -280,7 +280,7 @@ def test_devices_that_do_not_arrive_are_named(four):
     text = four["absent"]["text"]
     assert four["absent"]["error"] == "ArrivalTimeoutError"
     assert text.startswith(
-        "ring, mesh x=4: devices 0, 1, 2 arrived and device 3 did not within 3 s (arrive_timeout_s). Each device of "
+        "ring, mesh x=4: devices 0, 1, 2 arrived and device 3 did not within 5 s (arrive_timeout_s). Each device of "
         "the mesh has to call the kernel.  ["
     )
     assert four["absent_call"]["error"] == text

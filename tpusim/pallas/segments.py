@@ -39,7 +39,7 @@ class Segment:
     def _compile(self) -> Callable[..., Any]:
         if self.in_numpy is not None:
             return self.in_numpy
-        run = jax.jit(internals.callable_of(self.inputs, self.outputs, self.eqns))
+        run = jax.jit(internals.callable_of(self.inputs, self.outputs, self.eqns), compiler_options=_AS_WRITTEN)
         dtypes = [var.aval.dtype for var in self.inputs]
         convert = [_converter(dtype) for dtype in dtypes]
         is_large = sum(var.aval.size for var in self.outputs) >= _LARGE
@@ -80,6 +80,8 @@ class Segment:
 
 
 _SMALL = 1 << 16
+_AS_WRITTEN = {"xla_allow_excess_precision": False}
+"""Round to bfloat16 wherever the kernel does, as the TPU's vector unit does."""
 
 
 def known_part(eqns: Sequence[Any], var: Any) -> Segment | None:
