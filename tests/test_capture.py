@@ -283,6 +283,16 @@ def test_several_shard_maps_one_after_the_other() -> None:
     assert len(run.result.calls) == 4
 
 
+def test_arrays_of_calls_that_are_over_are_not_kept() -> None:
+    part = over_mesh(lambda x: jax.lax.fori_loop(0, 6, lambda _, v: shift(double(v)), x), mesh(4), P("x"), P("x"))
+    run = tpusim.pallas.simulate(part)
+    x = np.ones((32, 128), np.float32)
+    np.testing.assert_array_equal(run(x), x * 64)
+    calls = run.result.cores[0].machine.calls
+    assert len(calls) == 12
+    assert all(buffer.array is None for call in calls for table in call.buffers for buffer in table)
+
+
 def test_keys_and_random_numbers_around_kernels() -> None:
     def body(key: Any, x: Any) -> Any:
         mine = jax.random.fold_in(key, jax.lax.axis_index("x"))

@@ -445,7 +445,7 @@ def test_known():
 
 def pytest_run(folder, *arguments):
     (folder / "test_suite.py").write_text(SUITE)
-    done = python("-m", "pytest", "-p", "tpusim_pytest", "-p", "no:cacheprovider", *arguments, cwd=folder)
+    done = python("-m", "pytest", "-p", "tpusim.pytest_plugin", "-p", "no:cacheprovider", *arguments, cwd=folder)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -471,7 +471,7 @@ def test_without_its_option_the_pytest_plugin_costs_nothing():
     code = """
 import sys, pytest
 before = set(sys.modules)
-import tpusim_pytest
-print(*(set(sys.modules) - before))
+import tpusim.pytest_plugin
+print(*sorted(set(sys.modules) - before))
 """
-    assert python("-c", code).stdout.split() == ["tpusim_pytest"]
+    assert python("-c", code).stdout.split() == ["tpusim", "tpusim.pytest_plugin"]

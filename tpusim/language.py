@@ -70,9 +70,7 @@ def where(condition: Any, x: Any, y: Any) -> Any:
     return active().np.where(condition, x, y)
 
 
-def fori_loop(
-    lower: Any, upper: Any, body_fun: Callable[[Any, Any], Any], init_val: Any, *, unroll: Any = None
-) -> Any:
+def fori_loop(lower: Any, upper: Any, body_fun: Callable[[Any, Any], Any], init_val: Any, *, unroll: Any = None) -> Any:
     """``carry = body_fun(i, carry)`` for each i from ``lower`` to ``upper``; the last carry."""
     return active().fori_loop(lower, upper, body_fun, init_val, unroll)
 

@@ -1,88 +1,30 @@
-"""An unmodified test suite whose Pallas TPU kernels run on the simulated machine: ``pytest --tpusim v5e:2x2``.
+"""``pytest --tpusim v5e:2x2``: the options, and nothing else unless they are given.
 
-One interception covers the whole session, collection and fixtures too, so that functions which several tests
-call are compiled once.  The options are those of ``tpusim_pytest``, which imports this where they are given.
+Every run of pytest in an environment with tpusim imports this module, so it brings in nothing but pytest.
 """
-
-from __future__ import annotations
-
-from collections.abc import Generator, Sequence
-from typing import Any
 
 import pytest
 
-from tpusim.chips import parse_set
-from tpusim.errors import OptionError
-from tpusim.units import json_safe
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--tpusim`` and ``--tpusim-set``."""
+    group = parser.getgroup("tpusim", "Pallas TPU kernels on a simulated machine")
+    group.addoption("--tpusim", metavar="SLICE", help="run the Pallas kernels of all tests on this slice: v5e:2x2")
+    group.addoption(
+        "--tpusim-set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="override a chip number: ici.link_bandwidth=90e9; repeatable",
+    )
 
 
-class SimulatedTests:
-    """The plugin: errors of kernels fail the test that called them; a table of all calls ends the session."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Before a conftest can import jax: declare the devices."""
+    options = early_config.known_args_namespace
+    if options.tpusim is None:
+        return
+    from tpusim.simulated_tests import SimulatedTests
 
-    def __init__(self, slice_: str, settings: Sequence[str]) -> None:
-        from tpusim.pallas import intercept_process
-
-        self._slice = slice_
-        try:
-            options = {"slice": slice_, "set": dict(parse_set(text) for text in settings)}
-            self._sim = intercept_process(options)
-        except OptionError as error:
-            raise pytest.UsageError(f"--tpusim: {error}") from None
-        self._is_running = False
-        self._first = 0
-        self._rows: list[dict[str, Any]] = []
-
-    def pytest_report_header(self) -> str:
-        """Say so."""
-        return f"tpusim: Pallas kernels run on a simulated {self._slice}"
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionstart(self, session: pytest.Session) -> None:
-        """Take over, but not in the process that only hands tests to the workers of pytest-xdist."""
-        if not session.config.pluginmanager.hasplugin("dsession"):
-            self._sim.__enter__()
-            self._is_running = True
-
-    @pytest.hookimpl(trylast=True)
-    def pytest_sessionfinish(self) -> None:
-        """Give everything back."""
-        if self._is_running:
-            self._is_running = False
-            self._sim.__exit__(None, None, None)
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self) -> Generator[None, object, object]:
-        """Remember where a test's calls begin."""
-        self._first = len(self._sim.calls)
-        return (yield)
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_call(self) -> Generator[None, object, object]:
-        """Fail a test that went on after an error of a kernel."""
-        outcome = yield
-        problems = dict.fromkeys(text for call in self._sim.calls[self._first :] for text in call.problems())
-        if problems:
-            pytest.fail("\n".join(["tpusim found, in kernels that this test called:", *problems]), pytrace=False)
-        return outcome
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(
-        self, call: pytest.CallInfo[None]
-    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Hand a test's calls to whoever prints the summary, perhaps another process."""
-        report = yield
-        if call.when == "teardown":
-            report.__dict__["tpusim_calls"] = json_safe([made.as_dict() for made in self._sim.calls[self._first :]])
-        return report
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Collect the calls of a test."""
-        self._rows += getattr(report, "tpusim_calls", [])
-
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """The table of all calls."""
-        from tpusim.pallas.calls import table
-
-        terminalreporter.section(f"tpusim: {len(self._rows)} kernel calls on {self._slice}")
-        for line in table(self._rows) if self._rows else []:
-            terminalreporter.line(line)
+    early_config.pluginmanager.register(SimulatedTests(options.tpusim, options.tpusim_set), "tpusim_tests")

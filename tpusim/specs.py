@@ -56,9 +56,7 @@ class ShapeDtypeStruct:
         return f"ShapeDtypeStruct({self.shape}, {self.dtype.name})"
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, ShapeDtypeStruct) and self.shape == other.shape and self.dtype == other.dtype
-        )
+        return isinstance(other, ShapeDtypeStruct) and self.shape == other.shape and self.dtype == other.dtype
 
     def __hash__(self) -> int:
         return hash((self.shape, self.dtype))

@@ -187,7 +187,10 @@ class _Device(Evaluator):
             if instance is None:
                 kernel = run.program.kernel(eqn, run.axis_sizes, run.machine.data)
                 instance = run.instances[key] = KernelInstance(kernel, run.machine, run.log, run.handed)
-            return instance.run(self.core, self.suspend, [key_words(value) for value in operands])
+            results = instance.run(self.core, self.suspend, [key_words(value) for value in operands])
+            if instance.is_over:
+                del run.instances[key]
+            return results
         meeting = run.meetings.get(key)
         if meeting is None:
             meeting = run.meetings[key] = Rendezvous(eqn, run.machine, run.axis_sizes)

@@ -102,6 +102,7 @@ class KernelInstance:
     ) -> None:
         self.kernel = kernel
         self.handed = handed or HandedArrays()
+        self.left = 0
         self.machine = machine
         self.log = log
         contents, lowered, timing = kernel.contents, kernel.lowered, machine.timing
@@ -167,10 +168,25 @@ class KernelInstance:
             run = mapped if contents.vmapped else body
             self.operands.pipeline.run(core, suspend, frame, grid, run, self.control_ps)
             machine.exit(core)
+            self.left += 1
+            if self.is_over:
+                self._release()
         except FindingError as error:
             where = kernel.where_in_source(error.__traceback__)
             raise placed(error, machine, core, where, frame.grid_index) from None
         return outputs
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every device has left it."""
+        return self.left == len(self.machine.cores)
+
+    def _release(self) -> None:
+        """Forget the arrays that nothing can reach any more: a program may call a kernel often."""
+        for table in self.call.buffers:
+            for buffer in table:
+                if not (buffer.writing or buffer.reading) and buffer.spec.home is None:
+                    buffer.array = None
 
     def _admit(self, device: int, values: Sequence[Any]) -> list[Any]:
         """Give a device's buffers their arrays and life; the arrays of its outputs."""
