@@ -379,3 +379,15 @@ def test_without_data() -> None:
     assert bare.result.outputs is None
     assert bare.result.time == full.result.time
     assert bare.result.dmas == full.result.dmas
+
+
+def test_a_result_that_no_kernel_wrote_is_told():
+    def first_half(x_ref, o_ref):
+        o_ref[0:8, :] = x_ref[0:8, :]
+
+    call = pl.pallas_call(first_half, out_shape=jax.ShapeDtypeStruct((16, 128), jnp.float32))
+    run = tpusim.pallas.simulate(call)
+    run(jnp.ones((16, 128), jnp.float32))
+    (finding,) = run.result.findings
+    assert (finding.kind, finding.argument) == ("uninitialised", "result 0")
+    assert run.result.ok

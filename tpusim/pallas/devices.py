@@ -11,8 +11,10 @@ import jax
 import numpy as np
 
 from tpusim.errors import error_for
+from tpusim.findings import Finding, Kind
 from tpusim.judges.deadlock import find_deadlock
 from tpusim.machine.core import Core
+from tpusim.machine.memory import holds_sentinel
 from tpusim.options import RunOptions
 from tpusim.pallas import internals
 from tpusim.pallas.collectives import Rendezvous
@@ -72,7 +74,18 @@ class Run:
     def _outputs(self) -> tuple[Any, ...] | None:
         if self.values and all(value is None for value in self.values):
             return None
-        return tuple(None if value is None else host_array(value) for value in self.values)
+        arrays = tuple(None if value is None else host_array(value) for value in self.values)
+        for number, array in enumerate(arrays):
+            if array is not None and isinstance(array.dtype, np.dtype) and holds_sentinel(array):
+                self.machine.report(
+                    Finding(
+                        Kind.UNINITIALISED,
+                        f"result {number} of the program holds memory that no kernel ever wrote (shown as NaN or a "
+                        "sentinel).",
+                        argument=f"result {number}",
+                    )
+                )
+        return arrays
 
     def log(self, core: Core, text: str) -> None:
         """Keep a line that a kernel printed."""
