@@ -330,3 +330,25 @@ def test_several_cores_and_sparse_cores_are_not_modelled() -> None:
         scalar = tpu_sc.ScalarSubcoreMesh(axis_name="s", num_cores=1)
     with pytest.raises(NotModelledError, match=r"ScalarSubcoreMesh .SparseCore.*test_capture_forms.py"):
         tpusim.pallas.simulate(partial(fn, cores=scalar))(X)
+
+
+@pytest.mark.parametrize(("slice_", "vmem"), [("v5e:1x1", 128), ("v5p:2x2x1", 64), ("v7x:1x1x1", 64)])
+def test_code_that_asks_for_the_chip_sees_the_simulated_one(slice_, vmem):
+    def add_one(x_hbm, o_hbm):
+        assert pltpu.get_tpu_info().vmem_capacity_bytes == vmem * 2**20
+
+        def body(x_ref, o_ref):
+            o_ref[...] = x_ref[...] + 1
+
+        block = pl.BlockSpec((8, 128), lambda i: (i, 0))
+        pltpu.emit_pipeline(body, grid=(4,), in_specs=[block], out_specs=[block])(x_hbm, o_hbm)
+
+    anywhere = pl.BlockSpec(memory_space=pl.ANY)
+    x = np.arange(32 * 128, dtype=np.float32).reshape(32, 128)
+    call = pl.pallas_call(
+        add_one, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype), in_specs=[anywhere], out_specs=anywhere
+    )
+    run = tpusim.pallas.simulate(jax.jit(call), slice=slice_)
+    np.testing.assert_array_equal(run(x), x + 1)
+    assert run.result.findings == ()
+    assert run.result.dmas == 8

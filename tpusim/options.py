@@ -92,6 +92,12 @@ class RunOptions:
         """``max_time`` in picoseconds."""
         return None if self.max_time is None else int(self.max_time * PS_PER_US)
 
+    def chip_and_cores(self) -> tuple[str, int]:
+        """The name of the chip, and the TensorCores that act as one device; v5e where no slice is given."""
+        slice_ = self.slice if isinstance(self.slice, Slice) else Slice.parse(self.slice or "v5e:1x1", self.cores)
+        chip = load_chip(slice_.chip)
+        return chip.name, 1 if slice_.cores == "split" else chip.cores_per_device
+
     def place(self, axes: Sequence[str]) -> Place:
         """The slice, chip and mesh for a program with these mesh axes."""
         wanted = self._mesh_sizes(axes)

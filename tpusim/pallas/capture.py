@@ -18,6 +18,7 @@ from tpusim.errors import OptionError
 from tpusim.options import RunOptions
 from tpusim.pallas import internals
 from tpusim.pallas.devices import Program, Run
+from tpusim.pallas.internals_chip import simulated_chip
 from tpusim.result import Result
 
 
@@ -41,11 +42,12 @@ class CapturedProgram:
     def __init__(self, fn: Callable[..., Any], options: dict[str, Any]) -> None:
         if "mesh" in options:
             raise OptionError("a captured program brings its own mesh: leave the option mesh out")
-        RunOptions.of(options)
+        chosen = RunOptions.of(options)
         internals.warn_if_newer()
         self.fn = fn
         self.options = options
         self.result: Result | None = None
+        self._chip = chosen.chip_and_cores()
         self._traces: dict[Any, Any] = {}
         self._program = Program()
 
@@ -76,7 +78,8 @@ class CapturedProgram:
         except TypeError:  # a static argument that cannot be looked up
             key = found = None
         if found is None:
-            found = _trace(self.fn, leaves, tree, arrays)
+            with simulated_chip(*self._chip):
+                found = _trace(self.fn, leaves, tree, arrays)
             if key is not None:
                 self._traces[key] = found
         return found

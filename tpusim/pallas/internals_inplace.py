@@ -1,7 +1,6 @@
 """The uses of JAX internals that running kernels in place needs; all others stand in ``internals``.
 
-Checked with jax 0.10.2 (Python 3.11) and 0.12.0.1 (Python 3.13), which agree in everything but the place
-of ``tpu_info``.
+Checked with jax 0.10.2 (Python 3.11) and 0.12.0.1 (Python 3.13), which agree here.
 
 Pallas looks its TPU interpreter up as an attribute of a module whenever a kernel is compiled for the CPU
 with ``InterpretParams``; here that attribute becomes ours, and the setting that forces interpret mode holds
@@ -33,21 +32,13 @@ from jax.experimental.pallas import tpu as pltpu
 from tpusim.errors import NotModelledError
 from tpusim.findings import Where
 from tpusim.pallas.internals import all_equations, where_of_function
-
-try:
-    from jax._src import tpu_info  # 0.12
-except ImportError:
-    from jax._src.pallas.mosaic import tpu_info  # 0.10
+from tpusim.pallas.internals_chip import replaced, simulated_chip
 
 for _name in ("internals_inplace.py", "inplace.py", "meeting.py"):
     # these frames are as little the user's as JAX's own
     traceback_util.register_exclusion(os.path.join(os.path.dirname(__file__), _name))
 
 RuntimeFailure = jax.errors.JaxRuntimeError
-
-_KINDS = {"v4": "TPU v4", "v5e": "TPU v5e", "v5p": "TPU v5p", "v6e": "TPU v6e", "v7x": "TPU7x"}
-_KINDS |= {"8i": "TPU8i", "8t": "TPU8t"}
-"""What JAX calls the chips."""
 
 
 class _KernelEffect(effects.Effect):  # type: ignore[misc]
@@ -115,11 +106,9 @@ def kernels_in_place(intercept: Intercept, chip: str, cores_per_device: int) -> 
     jax.clear_caches()
     with ExitStack() as stack:
         stack.callback(lambda: jax.clear_caches() if is_foreign else None)
-        stack.enter_context(_replaced(interpreter, "interpret_pallas_call", interpret))
-        stack.enter_context(_replaced(pallas_core, "get_interpret_effects", _effects))
-        if chip in _KINDS:
-            stack.enter_context(_replaced(tpu_info, "get_device_kind", lambda: _KINDS[chip]))
-            stack.enter_context(_replaced(tpu_info, "get_num_device_cores", lambda: cores_per_device))
+        stack.enter_context(replaced(interpreter, "interpret_pallas_call", interpret))
+        stack.enter_context(replaced(pallas_core, "get_interpret_effects", _effects))
+        stack.enter_context(simulated_chip(chip, cores_per_device))
         everywhere = mode.get_global()
         stack.callback(mode.set_global, everywhere)
         mode.set_global(mine)  # for other threads of the program
@@ -148,18 +137,8 @@ def executions_end_with(check: Callable[[], None]) -> Iterator[None]:
         check()
         return results
 
-    with _replaced(pxla.ExecuteReplicated, "__call__", call):
+    with replaced(pxla.ExecuteReplicated, "__call__", call):
         yield
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
 
 
 # -- the kernel as one callback ------------------------------------------------------------------------

@@ -1,0 +1,50 @@
+"""The uses of JAX internals that make code which asks for the TPU at hand see the simulated chip.
+
+Checked with jax 0.10.2 (Python 3.11) and 0.12.0.1 (Python 3.13), which differ in where ``tpu_info`` lives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+try:
+    from jax._src import tpu_info  # 0.12
+except ImportError:
+    from jax._src.pallas.mosaic import tpu_info  # 0.10
+
+_KINDS = {"v4": "TPU v4", "v5e": "TPU v5e", "v5p": "TPU v5p", "v6e": "TPU v6e", "v7x": "TPU7x"}
+_KINDS |= {"8i": "TPU8i", "8t": "TPU8t"}
+"""What JAX calls the chips."""
+
+
+@contextmanager
+def simulated_chip(chip: str, cores_per_device: int) -> Iterator[None]:
+    """Within it, code that asks JAX for the kind of TPU (``get_tpu_info``, ``emit_pipeline``) is told ``chip``.
+
+    A chip of the user's own, which JAX has no name for, changes nothing.
+    """
+    if chip not in _KINDS:
+        yield
+        return
+    with (
+        replaced(tpu_info, "get_device_kind", lambda: _KINDS[chip]),
+        replaced(tpu_info, "get_num_device_cores", lambda: cores_per_device),
+    ):
+        tpu_info.get_tpu_info.cache_clear()  # it keeps what it has once said
+        try:
+            yield
+        finally:
+            tpu_info.get_tpu_info.cache_clear()
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Another value for an attribute of JAX, put back at the end."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
