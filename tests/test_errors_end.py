@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from simulating import Lines, error_of, tiles
 
 from tpusim import (
     SemaphoreType,
     axis_index,
+    delay,
     fori_loop,
     get_barrier_semaphore,
     make_async_copy,
     make_async_remote_copy,
+    np,
     semaphore_signal,
     semaphore_wait,
 )
@@ -120,6 +123,44 @@ def test_livelock_past_max_events():
         f"  device (0,): waits for 4096 B on sem (value 0 B)  {at('copy after copy')}\n"
         f"  device (1,): waits for 4096 B on sem (value 0 B)  {at('copy after copy')}"
     )
+
+
+def _endless_delay(x_ref, o_ref):
+    while True:
+        delay(1)
+
+
+def _endless_load(x_ref, o_ref):
+    while True:
+        x_ref[...]
+
+
+def _endless_store(x_ref, o_ref):
+    while True:
+        o_ref[...] = np.full((8, 128), 1.0, "float32")
+
+
+def _endless_self_signal(x_ref, o_ref, sem):
+    while True:
+        semaphore_signal(sem, 1)
+        semaphore_wait(sem, 1)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "declared"),
+    [
+        (_endless_delay, {}),
+        (_endless_load, {}),
+        (_endless_store, {}),
+        (_endless_self_signal, {"scratch_shapes": (REGULAR,)}),
+    ],
+)
+def test_a_loop_that_only_its_own_device_sees_is_given_up_at_both_limits(kernel, declared):
+    declared = {"in_specs": None, "out_specs": None, **declared}
+    past_events = error_of(LivelockError, kernel, tiles(), max_events=300, **declared)
+    assert str(past_events).startswith("one device alone did more than max_events = 300 operations; t = ")
+    past_time = error_of(LivelockError, kernel, tiles(), max_time=20, **declared)
+    assert str(past_time).startswith("the run passed max_time = 20.000 us; t = 20.0")
 
 
 def test_livelock_past_max_time():

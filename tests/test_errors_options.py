@@ -150,3 +150,30 @@ def test_unknown_mesh_axis_in_a_kernel():
 def test_a_right_run_follows_a_refused_one():
     error_of(OptionError, _nothing, tiles(), mesh=0)
     assert run(_nothing, tiles()).ok
+
+
+def test_a_kernel_with_other_parameters_than_refs():
+    def kernel(x_ref, o_ref):
+        pass
+
+    error = error_of(OptionError, kernel, tiles(), scratch_shapes=(SMEM((1,), "int32"),))
+    assert str(error) == ("kernel: kernel(x_ref, o_ref) is called with 3 refs: 1 inputs, 1 outputs, 1 of scratch")
+
+
+def test_another_number_of_arrays_than_a_declaration_takes():
+    def shape(x, y):
+        return x
+
+    error = error_of(OptionError, _nothing, tiles(), out_shape=shape)
+    assert str(error) == "_nothing: shape(x, y) is declared, and the kernel was called with 1 arrays"
+
+
+def test_an_index_that_is_no_number():
+    def by_name(x_ref, o_ref):
+        x_ref.at["a"]
+
+    def bounded_by_name(x_ref, o_ref):
+        x_ref.at["a":]
+
+    assert "a ref is indexed with integers and slices, not with 'a'" in str(error_of(OptionError, by_name, tiles()))
+    assert "a slice has integers as bounds, not 'a'" in str(error_of(OptionError, bounded_by_name, tiles()))

@@ -104,3 +104,10 @@ def test_a_file_that_cannot_be_imported_says_why_and_leaves_nothing_behind(write
     with pytest.raises(ZeroDivisionError):
         load_file(str(path))
     assert not [name for name in sys.modules if name.startswith("kernel_file_mine_")]
+
+
+def test_functions_that_are_no_kernel_are_refused(write):
+    path = write(GOOD + "\n    from tpusim import fori_loop\n")
+    refused(f"{path}:inputs", f"{path}: 'inputs' is no kernel; kernels in it: kernel, other")
+    refused(f"{path}:reference", f"{path}: 'reference' is no kernel; kernels in it: kernel, other")
+    refused(f"{path}:fori_loop", f"{path}: 'fori_loop' is no kernel; kernels in it: kernel, other")

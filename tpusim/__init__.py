@@ -87,7 +87,7 @@ _NAMES = {
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 _MODULES = ("np", "pallas")
-__all__ = [*_HOME, *_MODULES]  # all of them strings
+__all__ = [*_HOME]  # all of them strings; without the modules, `np` above all, for an import of everything
 
 
 def __getattr__(name: str) -> Any:
@@ -103,4 +103,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_MODULES})

@@ -6,6 +6,7 @@ and mistakes are the same on both.  Nothing here knows about either.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -71,6 +72,8 @@ def resolve(kernel: Kernel, global_shapes: Sequence[ShapeDtypeStruct], axis_size
     def call(declaration: Any) -> Any:
         if not callable(declaration) or isinstance(declaration, MemorySpace | SemaphoreType):
             return declaration
+        if not _takes(declaration, len(in_shards)):
+            say.no(f"{_signature(declaration)} is declared, and the kernel was called with {len(in_shards)} arrays")
         with use(cast(Backend, _SizesOnly(sizes))):
             return declaration(*in_shards)
 
@@ -78,7 +81,7 @@ def resolve(kernel: Kernel, global_shapes: Sequence[ShapeDtypeStruct], axis_size
     single_output = isinstance(out_shape, ShapeDtypeStruct)
     out_shards = _out_shards(say, (out_shape,) if single_output else out_shape)
     shard_out = _shardings(say, "shard_out", kernel.shard_out, out_shards, kernel.axes)
-    return Declared(
+    declared = Declared(
         in_shards=in_shards,
         out_shards=out_shards,
         out_globals=tuple(global_shape(s, dims, sizes) for s, dims in zip(out_shards, shard_out, strict=True)),
@@ -91,6 +94,13 @@ def resolve(kernel: Kernel, global_shapes: Sequence[ShapeDtypeStruct], axis_size
         single_output=single_output,
         aliases=_aliases(say, kernel.input_output_aliases, in_shards, out_shards),
     )
+    counts = (len(in_shards), len(out_shards), len(declared.scratch))
+    if not _takes(kernel.fn, sum(counts)):
+        say.no(
+            f"{_signature(kernel.fn)} is called with {sum(counts)} refs: "
+            "{} inputs, {} outputs, {} of scratch".format(*counts)
+        )
+    return declared
 
 
 def axes_size(axis: str | tuple[str, ...], axis_sizes: Mapping[str, int]) -> int:
@@ -163,6 +173,21 @@ def global_shape(shard: ShapeDtypeStruct, dims: Dims, axis_sizes: Mapping[str, i
     """The array of which every device holds one ``shard``."""
     sizes = [size * prod(axis_sizes[n] for n in names) for size, names in zip(shard.shape, dims, strict=True)]
     return ShapeDtypeStruct(sizes, shard.dtype)
+
+
+def _takes(fn: Any, count: int) -> bool:
+    """Whether ``fn`` can be called with ``count`` positional arguments, as far as one can tell."""
+    try:
+        inspect.signature(fn).bind(*range(count))
+    except TypeError:
+        return False
+    except ValueError:  # a function that does not say
+        return True
+    return True
+
+
+def _signature(fn: Any) -> str:
+    return f"{getattr(fn, '__name__', 'function')}{inspect.signature(fn)}"
 
 
 class _SizesOnly:

@@ -19,6 +19,9 @@ from typing import Any
 from tpusim.errors import OptionError
 from tpusim.program import Kernel
 
+_HELPERS = ("inputs", "reference", "lower_bound")
+"""Names of a FILE that mean something else."""
+
 
 @dataclass(frozen=True)
 class KernelFile:
@@ -46,10 +49,12 @@ def load_file(spec: str) -> KernelFile:
     module = _import(path)
     kernel = getattr(module, name, None)
     if kernel is None:
-        found = ", ".join(key for key, value in vars(module).items() if isinstance(value, Kernel))
-        raise OptionError(f"{path} has no {name!r}; kernels in it: {found or 'none'}")
+        raise OptionError(f"{path} has no {name!r}; kernels in it: {_kernels_in(module)}")
     if not callable(kernel) and not isinstance(kernel, Kernel):
         raise OptionError(f"{path}: {name!r} is neither a tpusim.Kernel nor a function but {type(kernel).__name__}")
+    is_helper = name in _HELPERS or str(getattr(kernel, "__module__", "")).startswith("tpusim.")
+    if is_helper and not isinstance(kernel, Kernel):
+        raise OptionError(f"{path}: {name!r} is no kernel; kernels in it: {_kernels_in(module)}")
     inputs = getattr(module, "inputs", None)
     if not callable(inputs):
         raise OptionError(f"{path} needs a function inputs(...) that makes the kernel's global arrays")
@@ -62,6 +67,10 @@ def load_file(spec: str) -> KernelFile:
     return KernelFile(
         kernel, inputs, getattr(module, "reference", None), getattr(module, "lower_bound", None), path, name
     )
+
+
+def _kernels_in(module: ModuleType) -> str:
+    return ", ".join(key for key, value in vars(module).items() if isinstance(value, Kernel)) or "none"
 
 
 def _split(spec: str) -> tuple[Path, str]:

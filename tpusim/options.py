@@ -31,8 +31,9 @@ class RunOptions:
     ``cores``: ``megacore`` or ``split`` (v4, v5p).  ``seed``: of everything random in a run.
     ``set``: overrides of chip numbers, ``{"ici.link_bandwidth": 90e9}``.  ``chip``: an own TOML file.
     ``data``: carry array contents.  ``on_finding``: ``raise`` or ``record``.
-    ``checks``: ``observed`` looks for races on the observed schedule, ``none`` does not and is faster.
-    ``max_time``: simulated microseconds.  ``max_events``: events of the simulation.
+    ``checks``: ``observed`` looks for races on the observed schedule; ``none`` does not and is faster, and
+    reports only an access to what a copy has in flight at that very moment.
+    ``max_time``: simulated microseconds.  ``max_events``: events of the simulation, and operations of one core.
     """
 
     slice: str | Slice | None = None

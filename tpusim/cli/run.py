@@ -31,7 +31,7 @@ def run(
     mesh: Annotated[str | None, typer.Option(help="Sizes of the kernel's axes: x=4 or x=2,y=4.")] = None,
     shape: Annotated[str | None, typer.Option(help="Shape of one device's shard: 8,128.")] = None,
     dtype: Annotated[str | None, typer.Option(help="Element type of the inputs, such as bfloat16.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the inputs and of the run.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the inputs and of the run.")] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Override a chip number: ici.link_bandwidth=90e9. Repeatable.")
     ] = None,
@@ -40,10 +40,12 @@ def run(
     ] = None,
     cores: Annotated[str | None, typer.Option(help="megacore or split (v4, v5p).")] = None,
     data: Annotated[bool | None, typer.Option("--data/--no-data", help="Carry array contents.")] = None,
-    checks: Annotated[str | None, typer.Option(help="observed: look for races; none: do not.")] = None,
+    checks: Annotated[
+        str | None, typer.Option(help="observed: look for races; none: only for accesses to a copy under way.")
+    ] = None,
     on_finding: Annotated[str | None, typer.Option(help="raise or record.")] = None,
     max_time: Annotated[float | None, typer.Option(help="Most simulated microseconds.")] = None,
-    max_events: Annotated[int | None, typer.Option(help="Most events.")] = None,
+    max_events: Annotated[int | None, typer.Option(help="Most events, and most operations of one core.")] = None,
     chip: Annotated[str | None, typer.Option(help="Your own chip, a TOML file.")] = None,
     backend: Annotated[str, typer.Option(help="sim, or interpret: JAX's TPU interpret mode.")] = "sim",
     json_file: Annotated[str | None, typer.Option("--json", help="Write the result as JSON; - for stdout.")] = None,
@@ -102,7 +104,10 @@ def _shape(text: str | None) -> tuple[int, ...] | None:
     parts = [part.strip() for part in text.replace("x", ",").split(",")]
     if not all(part.isdecimal() and part.isascii() for part in parts):
         raise OptionError(f"--shape takes sizes such as 8,128, not {text!r}")
-    return tuple(int(part) for part in parts)
+    sizes = tuple(int(part) for part in parts)
+    if 0 in sizes:
+        raise OptionError(f"--shape takes positive sizes, not {text!r}")
+    return sizes
 
 
 def _dtype(text: str | None) -> str | None:

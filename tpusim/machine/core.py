@@ -79,8 +79,8 @@ class Core:
         racing = buffer.writer_of(region) if buffer.writing else None
         self.operations += 1
         self.now += region.load_ps if region.load_ps >= 0 else self.machine.price_access(region)[0]
-        if self.now > self.machine.max_ps:
-            self.machine.report_past_max_time(self)
+        if self.now > self.machine.max_ps or self.operations > self.machine.max_operations:
+            self.machine.report_past_limit(self)
         if racing is not None:
             self.machine.report_race(self, "load of", buffer, region, racing, site)
         for hook in self.machine.hooks.loaded:
@@ -94,8 +94,8 @@ class Core:
             racing = buffer.reader_of(region)
         self.operations += 1
         self.now += region.store_ps if region.store_ps >= 0 else self.machine.price_access(region)[1]
-        if self.now > self.machine.max_ps:
-            self.machine.report_past_max_time(self)
+        if self.now > self.machine.max_ps or self.operations > self.machine.max_operations:
+            self.machine.report_past_limit(self)
         if racing is not None:
             self.machine.report_race(self, "store to", buffer, region, racing, site)
         buffer.fresh = False
@@ -108,8 +108,8 @@ class Core:
         self.now = before + duration_ps
         self.operations += 1
         self.compute_ps += duration_ps
-        if self.now > self.machine.max_ps:
-            self.machine.report_past_max_time(self)
+        if self.now > self.machine.max_ps or self.operations > self.machine.max_operations:
+            self.machine.report_past_limit(self)
         for hook in self.machine.hooks.computed:
             hook(self, operation, before, self.now, site)
 
@@ -118,8 +118,8 @@ class Core:
         before = self.now
         self.now = before + max(duration_ps, self.machine.timing.cycle_ps)
         self.operations += 1
-        if self.now > self.machine.max_ps:
-            self.machine.report_past_max_time(self)
+        if self.now > self.machine.max_ps or self.operations > self.machine.max_operations:
+            self.machine.report_past_limit(self)
         for hook in self.machine.hooks.computed:
             hook(self, "delay", before, self.now, site)
 
@@ -167,8 +167,8 @@ class Core:
         src.reading.append(copy)
         dst.writing.append(copy)
         self.now = now = self.now + self.issue_ps
-        if now > machine.max_ps:
-            machine.report_past_max_time(self)
+        if now > machine.max_ps or number > machine.max_operations:
+            machine.report_past_limit(self)
         for hook in machine.hooks.copy_started:
             hook(copy)
         copy.due = begin = now + route.start_ps
@@ -232,8 +232,8 @@ class Core:
         timing = machine.timing
         self.operations = number = self.operations + 1
         self.now = now = self.now + timing.signal_ps
-        if now > machine.max_ps:
-            machine.report_past_max_time(self)
+        if now > machine.max_ps or number > machine.max_operations:
+            machine.report_past_limit(self)
         for hook in machine.hooks.signalled:
             hook(self, semaphore, amount, now, site)
         if semaphore.device == self.device:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -61,6 +62,7 @@ class Machine(Reporting):
         self.findings: list[Finding] = []
         self.hooks = Hooks(observers)
         self.max_events = max_events
+        self.max_operations = sys.maxsize if max_events is None else max_events
         self.max_ps = FOREVER_PS if max_ps is None else max_ps
         self.events = 0
         self.env = make_clock()
@@ -214,7 +216,7 @@ class Machine(Reporting):
         finally:
             self.events += ran
         if ran < count:
-            self.report_past_max_time()
+            self.report_past_limit()
         return True
 
 

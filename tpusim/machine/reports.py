@@ -25,6 +25,7 @@ class Reporting:
     env: Clock
     events: int
     findings: list[Finding]
+    max_operations: int
     max_ps: int
     raises: bool
     routing_sites: list[Any]
@@ -139,9 +140,13 @@ class Reporting:
             device=self.coordinates(core.device),
         )
 
-    def report_past_max_time(self, core: Core | None = None) -> None:
-        """The global clock, or that of ``core``, passed ``max_time``."""
-        self.report_livelock(f"the run passed max_time = {Duration(self.max_ps)}", core)
+    def report_past_limit(self, core: Core | None = None) -> None:
+        """The global clock, or that of ``core``, passed ``max_time``, or ``core`` did too much."""
+        if core is not None and core.operations > self.max_operations:
+            reason = f"one device alone did more than max_events = {self.max_operations} operations"
+        else:
+            reason = f"the run passed max_time = {Duration(self.max_ps)}"
+        self.report_livelock(reason, core)
 
     def report_livelock(self, reason: str, core: Core | None = None) -> None:
         """The run passed a limit; ``core`` is at work, or nobody."""

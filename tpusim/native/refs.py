@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tpusim.errors import MemorySpaceError, NotModelledError, OutOfBoundsError, ShapeMismatchError
+from tpusim.errors import MemorySpaceError, NotModelledError, OptionError, OutOfBoundsError, ShapeMismatchError
 from tpusim.machine.memory import Region
 from tpusim.machine.semaphores import SemaphoreSpec
 from tpusim.specs import MemorySpace
@@ -78,6 +78,8 @@ def _part(part: Any, size: int) -> Any:
         raise NotModelledError(
             f"a ref is indexed with integers and slices, not with {type(part).__name__}; load it first"
         )
+    if not hasattr(part, "__index__"):
+        raise OptionError(f"a ref is indexed with integers and slices, not with {part!r:.60}")
     value = int(part.__index__())
     return value + size if -size <= value < 0 else value
 
@@ -85,6 +87,8 @@ def _part(part: Any, size: int) -> Any:
 def _bound(value: Any) -> int | None:
     if value is None:
         return None
+    if not hasattr(value, "__index__"):
+        raise OptionError(f"a slice has integers as bounds, not {value!r:.60}")
     return int(value.__index__())  # a tracked scalar refuses: a slice has fixed bounds
 
 
