@@ -332,6 +332,21 @@ def test_several_cores_and_sparse_cores_are_not_modelled() -> None:
         tpusim.pallas.simulate(partial(fn, cores=scalar))(X)
 
 
+def test_a_jitted_function_is_traced_anew_for_every_chip():
+    @jax.jit
+    def fn(x):
+        vmem = pltpu.get_tpu_info().vmem_capacity_bytes // 2**20
+
+        def fill(o_ref):
+            o_ref[...] = jnp.full_like(o_ref, vmem)
+
+        return pl.pallas_call(fill, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype))()
+
+    x = np.zeros((8, 128), np.float32)
+    found = [tpusim.pallas.simulate(fn, slice=slice_)(x)[0, 0] for slice_ in ("v5e:1x1", "v5p:2x2x1", "v5e:1x1")]
+    assert found == [128, 64, 128]
+
+
 @pytest.mark.parametrize(("slice_", "vmem"), [("v5e:1x1", 128), ("v5p:2x2x1", 64), ("v7x:1x1x1", 64)])
 def test_code_that_asks_for_the_chip_sees_the_simulated_one(slice_, vmem):
     def add_one(x_hbm, o_hbm):

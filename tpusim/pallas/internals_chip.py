@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from jax.experimental.xla_metadata import set_xla_metadata
+
 try:
     from jax._src import tpu_info  # 0.12
 except ImportError:
@@ -23,12 +25,14 @@ _KINDS |= {"8i": "TPU8i", "8t": "TPU8t"}
 def simulated_chip(chip: str, cores_per_device: int) -> Iterator[None]:
     """Within it, code that asks JAX for the kind of TPU (``get_tpu_info``, ``emit_pipeline``) is told ``chip``.
 
-    A chip of the user's own, which JAX has no name for, changes nothing.
+    What JAX traces within is kept apart from what it traces without and for other chips.  A chip of the user's own,
+    which JAX has no name for, changes nothing.
     """
     if chip not in _KINDS:
         yield
         return
     with (
+        set_xla_metadata(tpusim_chip=f"{chip} {cores_per_device}"),  # part of the key of JAX's traces
         replaced(tpu_info, "get_device_kind", lambda: _KINDS[chip]),
         replaced(tpu_info, "get_num_device_cores", lambda: cores_per_device),
     ):
