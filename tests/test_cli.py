@@ -302,6 +302,7 @@ def test_ctrl_c_gives_the_report(tpusim):
         (["k.py", "--mesh", "y=2"], "mesh needs a size for each axis of the kernel, such as 'x=2'; got 'y=2'"),
         (["k.py", "--mesh", "x"], "mesh: 'x' is not of the form axis=size, as in 'x=2,y=4'"),
         (["k.py", "--shape", "8,b"], "--shape takes sizes such as 8,128, not '8,b'"),
+        (["k.py", "--trace", "-"], "--trace takes the path of a file, not - for the standard output"),
         (["k.py", "--shape", "0,128"], "--shape takes positive sizes, not '0,128'"),
         (["k.py", "--dtype", "float99"],
          "--dtype: there is no dtype 'float99'; float32, bfloat16, int32, int8 are some"),

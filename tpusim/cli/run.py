@@ -72,6 +72,8 @@ def run(
     }
     options = {name: value for name, value in given.items() if value is not None}
     _check_backend(backend, options, trace)
+    if trace == "-":
+        raise OptionError("--trace takes the path of a file, not - for the standard output")
     for path in (json_file, trace):
         check_writable(path)
     parameters = {"shape": _shape(shape), "dtype": _dtype(dtype), "seed": seed}
