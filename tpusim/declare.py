@@ -175,6 +175,15 @@ def global_shape(shard: ShapeDtypeStruct, dims: Dims, axis_sizes: Mapping[str, i
     return ShapeDtypeStruct(sizes, shard.dtype)
 
 
+def parameter_names(fn: Any) -> list[str]:
+    """Names of the positional parameters of ``fn``; none where it does not say."""
+    try:
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+
 def _takes(fn: Any, count: int) -> bool:
     """Whether ``fn`` can be called with ``count`` positional arguments, as far as one can tell."""
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from math import prod
 from typing import Any, Literal
 
 from tpusim.chips import ChipSpec, load_chip
@@ -104,10 +105,7 @@ class RunOptions:
         wanted = self._mesh_sizes(axes)
         if self.slice is None:
             sizes = wanted or dict.fromkeys(axes, 1) | {axes[0]: 4}
-            total = 1
-            for size in sizes.values():
-                total *= size
-            slice_ = Slice.smallest("v5e", total, self.cores)
+            slice_ = Slice.smallest("v5e", prod(sizes.values()), self.cores)
             sizes = wanted or sizes
         else:
             slice_ = self.slice if isinstance(self.slice, Slice) else Slice.parse(self.slice, self.cores)

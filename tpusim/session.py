@@ -15,6 +15,7 @@ from tpusim.judges.deadlock import find_deadlock
 from tpusim.judges.exit_audit import audit_exit
 from tpusim.judges.races import RaceJudge
 from tpusim.machine.calls import Call
+from tpusim.machine.core import Core
 from tpusim.machine.machine import Machine
 from tpusim.options import Place, RunOptions
 from tpusim.result import CallRecord, Result
@@ -46,6 +47,13 @@ class Session:
             races.attach(self.machine)
         if rates:
             self.machine.fabric.rate_log = []
+
+    def printed_by(self, core: Core, text: str) -> None:
+        """Keep a line that a kernel printed."""
+        line = f"[device {self.machine.coordinates(core.device)}, t = {Duration(core.now)}] {text}"
+        self.printed.append(line)
+        for hook in self.machine.hooks.logged:
+            hook(core, line)
 
     def finish(
         self,

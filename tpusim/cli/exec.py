@@ -17,6 +17,7 @@ import typer
 
 from tpusim.chips import parse_set
 from tpusim.cli.console import make_console, plain, styled
+from tpusim.cli.options import Checks, Chip, Cores, LayoutText, OnFinding, Overrides
 from tpusim.cli.run import check_writable, parse_layout
 from tpusim.cli.status import Status
 from tpusim.errors import OptionError
@@ -35,18 +36,14 @@ def exec_(
     ],
     slice_: Annotated[str, typer.Option("--slice", help="Slice of chips, one CPU device for each.")] = "v5e:2x2",
     seed: Annotated[int | None, typer.Option(help="Seed of the run.")] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a chip number: ici.link_bandwidth=90e9. Repeatable.")
-    ] = None,
-    layout: Annotated[
-        str | None, typer.Option(help="How a mesh lies on the slice: auto, ring, row-major or [[0,0],[0,1],...].")
-    ] = None,
-    cores: Annotated[str | None, typer.Option(help="megacore or split (v4, v5p).")] = None,
-    checks: Annotated[str | None, typer.Option(help="observed or none.")] = None,
-    on_finding: Annotated[str | None, typer.Option(help="raise or record.")] = None,
+    set_: Overrides = None,
+    layout: LayoutText = None,
+    cores: Cores = None,
+    checks: Checks = None,
+    on_finding: OnFinding = None,
     max_time: Annotated[float | None, typer.Option(help="Most simulated microseconds of a kernel.")] = None,
     max_events: Annotated[int | None, typer.Option(help="Most events of a kernel.")] = None,
-    chip: Annotated[str | None, typer.Option(help="Your own chip, a TOML file.")] = None,
+    chip: Chip = None,
     arrive_timeout: Annotated[
         float, typer.Option(help="Seconds that a device waits at a kernel for the others of its mesh.")
     ] = 60,

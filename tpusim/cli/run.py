@@ -14,6 +14,7 @@ import typer
 from tpusim.chips import parse_set
 from tpusim.cli.console import make_console, one_line
 from tpusim.cli.job import Job, Outcome, run_job
+from tpusim.cli.options import Checks, Chip, Cores, LayoutText, OnFinding, Overrides
 from tpusim.cli.progress import RunProgress
 from tpusim.cli.report import show
 from tpusim.cli.status import Status
@@ -32,21 +33,15 @@ def run(
     shape: Annotated[str | None, typer.Option(help="Shape of one device's shard: 8,128.")] = None,
     dtype: Annotated[str | None, typer.Option(help="Element type of the inputs, such as bfloat16.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the inputs and of the run.")] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Override a chip number: ici.link_bandwidth=90e9. Repeatable.")
-    ] = None,
-    layout: Annotated[
-        str | None, typer.Option(help="How the mesh lies on the slice: auto, ring, row-major or [[0,0],[0,1],...].")
-    ] = None,
-    cores: Annotated[str | None, typer.Option(help="megacore or split (v4, v5p).")] = None,
+    set_: Overrides = None,
+    layout: LayoutText = None,
+    cores: Cores = None,
     data: Annotated[bool | None, typer.Option("--data/--no-data", help="Carry array contents.")] = None,
-    checks: Annotated[
-        str | None, typer.Option(help="observed: look for races; none: only for accesses to a copy under way.")
-    ] = None,
-    on_finding: Annotated[str | None, typer.Option(help="raise or record.")] = None,
+    checks: Checks = None,
+    on_finding: OnFinding = None,
     max_time: Annotated[float | None, typer.Option(help="Most simulated microseconds.")] = None,
     max_events: Annotated[int | None, typer.Option(help="Most events, and most operations of one core.")] = None,
-    chip: Annotated[str | None, typer.Option(help="Your own chip, a TOML file.")] = None,
+    chip: Chip = None,
     backend: Annotated[str, typer.Option(help="sim, or interpret: JAX's TPU interpret mode.")] = "sim",
     json_file: Annotated[str | None, typer.Option("--json", help="Write the result as JSON; - for stdout.")] = None,
     trace: Annotated[str | None, typer.Option(help="Write a timeline for ui.perfetto.dev (.json or .json.gz).")] = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING
 
 from tpusim.specs import SemaphoreType
@@ -23,9 +24,7 @@ class SemaphoreSpec:
         self.name = name
         self.kind = kind
         self.shape = shape
-        self.size = 1
-        for extent in shape:
-            self.size *= extent
+        self.size = prod(shape)
 
     def element_name(self, flat: int) -> str:
         """``recv_sem[1, 0]`` for one element, the bare name for a single semaphore."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
+from math import prod
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from tpusim.backend import RawSite
-from tpusim.declare import device_id_problem
+from tpusim.declare import device_id_problem, parameter_names
 from tpusim.descriptors import AsyncCopyDescriptor, user_site
 from tpusim.errors import (
     DescriptorError,
@@ -25,7 +25,6 @@ from tpusim.machine.memory import BufferSpec, Region, sentinel
 from tpusim.machine.semaphores import Semaphore
 from tpusim.native.refs import BarrierRef, DynamicSlice, Ref, SemaphoreRef, require_vector_memory
 from tpusim.specs import SemaphoreType, is_scratch_type
-from tpusim.units import cycles_ps
 from tpusim.values import Array, Scalar
 from tpusim.values.numerics import integer_limits
 from tpusim.values.promotion import canonical_dtype, kind_letter
@@ -95,10 +94,7 @@ class Executor:
 
     def axis_size(self, axis: str | tuple[str, ...]) -> int:
         """Number of devices along the axes."""
-        size = 1
-        for name in self._axis_names(axis):
-            size *= self.program.axis_sizes[name]
-        return size
+        return prod(self.program.axis_sizes[name] for name in self._axis_names(axis))
 
     def _axis_names(self, axis: str | tuple[str, ...]) -> tuple[str, ...]:
         names = (axis,) if isinstance(axis, str) else tuple(axis)
@@ -374,7 +370,8 @@ class Executor:
 
     def run_scoped(self, body: Callable[..., Any], types: tuple[Any, ...], kw_types: dict[str, Any]) -> Any:
         """Run ``body`` with the scope's buffers, whose storage is fixed by the place of the call."""
-        names = [*_parameter_names(body, len(types)), *kw_types]
+        names = parameter_names(body)[: len(types)]
+        names += [*(f"scoped{i}" for i in range(len(names), len(types))), *kw_types]
         declared = [*types, *kw_types.values()]
         for name, item in zip(names, declared, strict=True):
             if not is_scratch_type(item):
@@ -411,11 +408,7 @@ class Executor:
             self.suspend()
         values = [getattr(value, "value", getattr(value, "data", value)) for value in args]
         text = fmt.format(*values) if "{" in fmt else " ".join([fmt, *map(str, values)])
-        self.program.log(self.core, text)
-
-    def cycles_ps(self, count: int) -> int:
-        """Time of a number of cycles of this chip."""
-        return cycles_ps(count, self.machine.timing.clock_hz)
+        self.program.session.printed_by(self.core, text)
 
 
 def _refuse_copy(src: Any, dst: Any) -> NoReturn:
@@ -504,15 +497,3 @@ _PYTHON_TYPES = {bool: np.bool_, int: np.int32, float: np.float32}
 def _family(dtype: np.dtype[Any]) -> str:
     """Types to which a plain number of a kind may be stored: ``i`` for all integers, ``f``, ``b``."""
     return kind_letter(dtype).replace("u", "i")
-
-
-def _parameter_names(body: Callable[..., Any], count: int) -> list[str]:
-    try:
-        names = [
-            p.name
-            for p in inspect.signature(body).parameters.values()
-            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-        ]
-    except (TypeError, ValueError):
-        names = []
-    return (names + [f"scoped{i}" for i in range(len(names), count)])[:count]

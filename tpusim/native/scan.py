@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tpusim.backend import use
-from tpusim.declare import Declared
+from tpusim.declare import Declared, axes_size
 from tpusim.specs import MemoryRef, SemaphoreArray
 from tpusim.values import Array, Scalar
 from tpusim.values.simulated_numpy import SimulatedNumpy
@@ -140,10 +140,7 @@ class _Scan:
         return Scalar(0)
 
     def axis_size(self, axis: Any) -> int:
-        size = 1
-        for name in (axis,) if isinstance(axis, str) else axis:
-            size *= self.sizes[name]
-        return size
+        return axes_size(axis, self.sizes)
 
     def program_id(self, axis: int) -> Scalar:
         return Scalar(0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import inspect
 from collections.abc import Callable, Sequence
 from itertools import product
 from types import TracebackType
@@ -14,12 +13,11 @@ import greenlet
 import numpy as np
 
 from tpusim.backend import use
-from tpusim.declare import Declared, resolve
+from tpusim.declare import Declared, parameter_names, resolve
 from tpusim.errors import FindingError, OptionError
 from tpusim.findings import Finding, Kind, Where, where_of
 from tpusim.judges.deadlock import device_ranges
 from tpusim.launch import entry_barrier, placed
-from tpusim.machine.core import Core
 from tpusim.machine.memory import BufferSpec, fresh_array, holds_sentinel
 from tpusim.machine.semaphores import SemaphoreSpec
 from tpusim.native.blocks import as_index_map
@@ -30,7 +28,6 @@ from tpusim.pipeline import Pipeline, Stream, block_dims, control_ps
 from tpusim.result import Result
 from tpusim.session import Session
 from tpusim.specs import BlockSpec, MemoryRef, MemorySpace, ShapeDtypeStruct
-from tpusim.units import Duration
 
 if TYPE_CHECKING:
     from tpusim.program import Kernel
@@ -83,7 +80,7 @@ class Program:
         self.scanned: Scanned = scan(kernel.fn, self.declared, self.axis_sizes)
         self._check_collective_id()
         self.call = self.machine.new_call(kernel.name, kernel.vmem_limit_bytes, _definition(kernel.fn))
-        self.names = _argument_names(kernel.fn)
+        self.names = parameter_names(kernel.fn)
         self.pipeline = Pipeline((kernel.fn.__code__, 0))
         self.streams: dict[int, Stream] = {}
         self.operands: list[BufferSpec] = []
@@ -266,13 +263,6 @@ class Program:
 
         return run
 
-    def log(self, core: Core, text: str) -> None:
-        """Keep a line that a kernel printed."""
-        line = f"[device {self.machine.coordinates(core.device)}, t = {Duration(core.now)}] {text}"
-        self.session.printed.append(line)
-        for hook in self.machine.hooks.logged:
-            hook(core, line)
-
     # -- the end --------------------------------------------------------------------------------
 
     def unused_descriptors(self) -> list[Finding]:
@@ -345,14 +335,6 @@ def _end() -> NoReturn:
 
 def _memory(space: MemorySpace | None) -> MemorySpace:
     return MemorySpace.HBM if space is MemorySpace.ANY or space is None else space
-
-
-def _argument_names(fn: Callable[..., None]) -> list[str]:
-    try:
-        parameters = inspect.signature(fn).parameters.values()
-    except (TypeError, ValueError):
-        return []
-    return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
 
 def _definition(fn: Any) -> Where | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -65,9 +66,7 @@ class Rendezvous:
         rank = 0
         for name in self.axes:
             rank = rank * self.axis_sizes[name] + coords[names.index(name)]
-        size = 1
-        for name in self.axes:
-            size *= self.axis_sizes[name]
+        size = prod(self.axis_sizes[name] for name in self.axes)
         here = self.arrived.setdefault(group, {})
         here[rank] = operands
         if len(here) < size:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tpusim.pallas import internals
-from tpusim.pallas.lower import Block, Lowering, Rule, ScopeDecl, Value, is_integer, not_modelled
+from tpusim.pallas.lower import Block, Lowering, Rule, ScopeDecl, Value, is_integer
 from tpusim.pallas.random_rules import is_impure
 from tpusim.specs import MemoryRef, SemaphoreArray
 
@@ -191,7 +191,7 @@ def _while(lowering: Lowering, block: Block, eqn: Any) -> None:
 
 def _run_scoped(lowering: Lowering, block: Block, eqn: Any) -> None:
     if eqn.params.get("collective_axes"):
-        raise not_modelled("run_scoped with collective_axes", eqn)
+        raise internals.not_modelled("run_scoped with collective_axes", eqn)
     lowering.flush(block)
     jaxpr, _ = internals.open_jaxpr(eqn.params["jaxpr"])
     for var, operand in zip(jaxpr.constvars, eqn.invars, strict=True):

@@ -24,7 +24,6 @@ from tpusim.pallas.outer import KERNELS, Evaluator, Plans
 from tpusim.pallas.shards import dimensions, gather, host_array, key_words, mesh_of, shard
 from tpusim.result import Result
 from tpusim.session import Session
-from tpusim.units import Duration
 
 
 class Program:
@@ -86,13 +85,6 @@ class Run:
                     )
                 )
         return arrays
-
-    def log(self, core: Core, text: str) -> None:
-        """Keep a line that a kernel printed."""
-        line = f"[device {self.machine.coordinates(core.device)}, t = {Duration(core.now)}] {text}"
-        self.session.printed.append(line)
-        for hook in self.machine.hooks.logged:
-            hook(core, line)
 
     def turn(self, core: Core, eqn: Any) -> tuple[int, int]:
         """Identifies an equation's present execution on a device: the same on all devices for the same turn."""
@@ -199,7 +191,7 @@ class _Device(Evaluator):
             instance = run.instances.get(key)
             if instance is None:
                 kernel = run.program.kernel(eqn, run.axis_sizes, run.machine.data)
-                instance = run.instances[key] = KernelInstance(kernel, run.machine, run.log, run.handed)
+                instance = run.instances[key] = KernelInstance(kernel, run.machine, run.session.printed_by, run.handed)
             results = instance.run(self.core, self.suspend, [key_words(value) for value in operands])
             if instance.is_over:
                 del run.instances[key]

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from tpusim.errors import NotModelledError, finding_error
-from tpusim.findings import Kind, Where
+from tpusim.errors import NotModelledError
+from tpusim.findings import Where
 from tpusim.pallas import internals, random_bits, scalar_ops, views
 from tpusim.pallas.segments import Segment, known_part
 from tpusim.pallas.symbols import (
@@ -99,13 +99,6 @@ class Lowered:
         linecache.cache[self.filename] = (len(self.source), None, lines, self.filename)
         exec(compile(self.source, self.filename, "exec"), namespace)  # our own source
         return namespace["bind"]
-
-
-def not_modelled(what: str, eqn: Any) -> NotModelledError:
-    """tpusim has no model for an equation."""
-    error = finding_error(Kind.NOT_MODELLED, what, where=internals.where_of_equation(eqn))
-    assert isinstance(error, NotModelledError)  # noqa: S101  # by its kind
-    return error
 
 
 @dataclass
@@ -343,7 +336,7 @@ class Lowering:
         elif name in scalar_ops.TABLE and self._all_python(eqn):
             scalar_ops.lower(self, eqn)
         elif any(internals.is_ref(v.aval) for v in (*eqn.invars, *eqn.outvars)):
-            raise not_modelled(f"primitive {name}", eqn)
+            raise internals.not_modelled(f"primitive {name}", eqn)
         else:
             self.defer(block, eqn)
 
@@ -433,13 +426,13 @@ class Lowering:
         try:
             return resolve_ref(ref, lambda value: self.integer(block, value))
         except TransformError as error:
-            raise not_modelled(f"{error} in {eqn.primitive.name}", eqn) from None
+            raise internals.not_modelled(f"{error} in {eqn.primitive.name}", eqn) from None
 
     def region(self, block: Block, ref: Any, eqn: Any, *, reads: bool = False) -> tuple[RefSymbol, str]:
         """A ref operand: its buffer, and an expression for the region it names; ``reads``: it is not written."""
         symbol, keys = self.resolve(block, ref, eqn)
         if not isinstance(symbol, RefSymbol):
-            raise not_modelled(f"{eqn.primitive.name} on semaphores", eqn)
+            raise internals.not_modelled(f"{eqn.primitive.name} on semaphores", eqn)
         whole = f"w{symbol.slot}"
         if not reads:
             self.out.written.add(symbol.slot)
@@ -488,16 +481,16 @@ class Lowering:
         """An expression for one semaphore of this device, or of the device ``device``."""
         symbol, keys = self.resolve(block, ref, eqn)
         if not isinstance(symbol, SemaphoreSymbol):
-            raise not_modelled(f"{eqn.primitive.name} on a buffer instead of a semaphore", eqn)
+            raise internals.not_modelled(f"{eqn.primitive.name} on a buffer instead of a semaphore", eqn)
         if symbol.kind is SemaphoreType.BARRIER:
             return f"rt.barrier({symbol.tag!r}, {device or 'core.device'})"
         table = "sem" if device is None else f"all_sem[{device}]"
         try:
             parts = compose(keys)
         except TransformError as error:
-            raise not_modelled(str(error), eqn) from None
+            raise internals.not_modelled(str(error), eqn) from None
         if any(isinstance(part, tuple) for part in parts) or len(parts) != len(symbol.shape):
-            raise not_modelled(f"several semaphores at once in {eqn.primitive.name}", eqn)
+            raise internals.not_modelled(f"several semaphores at once in {eqn.primitive.name}", eqn)
         flat = "0"
         for part, extent in zip(parts, symbol.shape, strict=True):
             text = str(part)

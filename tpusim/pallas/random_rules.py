@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tpusim.pallas import internals
-from tpusim.pallas.lower import Block, Lowering, Rule, Value, is_integer, not_modelled
+from tpusim.pallas.lower import Block, Lowering, Rule, Value, is_integer
 
 
 def is_impure(eqn: Any) -> bool:
@@ -59,7 +59,7 @@ def _on_keys(lowering: Lowering, block: Block, eqn: Any) -> None:
     name = eqn.primitive.name
     kind = next(k for v in (*eqn.invars, *eqn.outvars) if (k := internals.pallas_key(v.aval)))
     if any(getattr(v.aval, "shape", ()) for v in eqn.invars if internals.pallas_key(v.aval)):
-        raise not_modelled(f"{name} on several Pallas keys", eqn)
+        raise internals.not_modelled(f"{name} on several Pallas keys", eqn)
     if kind == "stateful":
         if name == "random_bits":
             _bits(lowering, eqn, eqn.params["shape"])
@@ -82,7 +82,7 @@ def _on_keys(lowering: Lowering, block: Block, eqn: Any) -> None:
     elif name == "prng_join":
         _bind(lowering, eqn, f"join_key({', '.join(lowering.integer(block, v) for v in eqn.invars)})")
     else:
-        raise not_modelled(f"{name} on a Pallas key", eqn)
+        raise internals.not_modelled(f"{name} on a Pallas key", eqn)
 
 
 RULES: dict[str, Rule] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 from jax import tree_util
@@ -10,7 +11,7 @@ from jax import tree_util
 from tpusim.errors import DeviceIdError, SemaphoreKindError
 from tpusim.findings import Finding, Kind
 from tpusim.pallas import internals
-from tpusim.pallas.lower import Block, Lowering, Rule, Value, not_modelled
+from tpusim.pallas.lower import Block, Lowering, Rule, Value
 from tpusim.pallas.symbols import SemaphoreSymbol
 from tpusim.specs import SemaphoreType
 
@@ -126,9 +127,7 @@ def device_code(lowering: Lowering, block: Block, device_id: Any, eqn: Any) -> s
 
 
 def _index(lowering: Lowering, code: str) -> str:
-    total = 1
-    for size in lowering.axes.values():
-        total *= size
+    total = prod(lowering.axes.values())
     name = lowering.fresh("d")
     lowering.emit(f"{name} = {code}")
     lowering.emit(f"if not 0 <= {name} < {total}: rt.bad_device({name})")
@@ -140,7 +139,7 @@ def _semaphore_signal(lowering: Lowering, block: Block, eqn: Any) -> None:
     ref, transforms, amount, device_id, core_index = tree_util.tree_unflatten(eqn.params["args_tree"], leaves)
     lowering.flush(block)
     if core_index is not None and lowering.integer(block, core_index) != "0":
-        raise not_modelled("semaphore_signal to another core of the device", eqn)
+        raise internals.not_modelled("semaphore_signal to another core of the device", eqn)
     device = None
     if device_id is not None:
         device = device_code(lowering, block, device_id, eqn)

@@ -1,0 +1,22 @@
+"""The run options that more than one command takes, as the command line spells them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", help="Override a chip number: ici.link_bandwidth=90e9. Repeatable.")
+]
+LayoutText = Annotated[
+    str | None,
+    typer.Option("--layout", help="How a mesh lies on the slice: auto, ring, row-major or [[0,0],[0,1],...]."),
+]
+Cores = Annotated[str | None, typer.Option("--cores", help="megacore or split (v4, v5p).")]
+Checks = Annotated[
+    str | None,
+    typer.Option("--checks", help="observed: look for races; none: only for accesses to a copy under way."),
+]
+OnFinding = Annotated[str | None, typer.Option("--on-finding", help="raise or record.")]
+Chip = Annotated[str | None, typer.Option("--chip", help="Your own chip, a TOML file.")]
