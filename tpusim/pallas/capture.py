@@ -18,7 +18,7 @@ from tpusim.errors import OptionError
 from tpusim.options import RunOptions
 from tpusim.pallas import internals
 from tpusim.pallas.devices import Program, Run
-from tpusim.pallas.internals_chip import simulated_chip
+from tpusim.pallas.internals.chip import simulated_chip
 from tpusim.result import Result
 
 

@@ -19,9 +19,10 @@ from tpusim.chips import ChipSpec, load_chip
 from tpusim.errors import FindingError, NotModelledError, OptionError
 from tpusim.findings import Finding, Kind
 from tpusim.options import RunOptions
-from tpusim.pallas import internals, internals_inplace
+from tpusim.pallas import internals
 from tpusim.pallas.calls import InterceptedCall
-from tpusim.pallas.internals_inplace import Entry, KernelEquation
+from tpusim.pallas.internals import inplace as internals_inplace
+from tpusim.pallas.internals.inplace import Entry, KernelEquation
 from tpusim.pallas.kernels import CapturedKernel
 from tpusim.pallas.meeting import ALONE_S, Gate, KernelRun, Meeting, Operands, not_arrived
 from tpusim.result import Result

@@ -19,7 +19,7 @@ from tpusim.machine.semaphores import SemaphoreSpec
 from tpusim.pallas import control_rules, internals, memory_rules, random_rules, sync_rules
 from tpusim.pallas.frame import Frame
 from tpusim.pallas.handover import HandedArrays, HandedSemaphores, outlive
-from tpusim.pallas.internals_kernels import KernelCall, kernel_call
+from tpusim.pallas.internals.kernels import KernelCall, kernel_call
 from tpusim.pallas.lower import Lowered, Lowering
 from tpusim.pallas.pipeline import Operands, lower_maps, memory
 from tpusim.pipeline import control_ps

@@ -22,7 +22,7 @@ from tpusim.errors import OptionError, TpuSimError
 from tpusim.machine.core import Core
 from tpusim.machine.memory import sentinel
 from tpusim.options import RunOptions
-from tpusim.pallas.internals_inplace import size_of
+from tpusim.pallas.internals.inplace import size_of
 from tpusim.pallas.kernels import CapturedKernel, KernelInstance
 from tpusim.result import Result
 from tpusim.session import Session

@@ -18,7 +18,7 @@ from tpusim.machine.memory import BufferSpec
 from tpusim.machine.semaphores import SemaphoreSpec
 from tpusim.machine.timing import Timing
 from tpusim.pallas import internals
-from tpusim.pallas.internals_kernels import KernelCall
+from tpusim.pallas.internals.kernels import KernelCall
 from tpusim.pallas.lower import Lowered, Lowering, Rule
 from tpusim.pipeline import IndexMap, Pipeline, Stream
 from tpusim.specs import MemoryRef, MemorySpace

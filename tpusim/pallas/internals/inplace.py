@@ -17,47 +17,65 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from math import prod
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax._src import callback, config, core, effects, sharding_impls, traceback_util, xla_bridge
-from jax._src.interpreters import mlir, pxla
-from jax._src.pallas import core as pallas_core
-from jax._src.pallas import pallas_call
-from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreter
 from jax.experimental.pallas import tpu as pltpu
 
 from tpusim.errors import NotModelledError
 from tpusim.findings import Where
-from tpusim.pallas.internals import all_equations, where_of_function
-from tpusim.pallas.internals_chip import replaced, simulated_chip
+from tpusim.pallas.internals.chip import replaced, simulated_chip
+from tpusim.pallas.internals.jaxprs import all_equations, where_of_function
+from tpusim.pallas.internals.versions import PrivateModule
 
-for _name in ("internals_inplace.py", "inplace.py", "meeting.py"):
-    # these frames are as little the user's as JAX's own
-    traceback_util.register_exclusion(os.path.join(os.path.dirname(__file__), _name))
+_core = PrivateModule("jax._src.core")
+_config = PrivateModule("jax._src.config")
+_effects = PrivateModule("jax._src.effects")
+_callback = PrivateModule("jax._src.callback")
+_sharding_impls = PrivateModule("jax._src.sharding_impls")
+_traceback_util = PrivateModule("jax._src.traceback_util")
+_xla_bridge = PrivateModule("jax._src.xla_bridge")
+_mlir = PrivateModule("jax._src.interpreters.mlir")
+_pxla = PrivateModule("jax._src.interpreters.pxla")
+_pallas_core = PrivateModule("jax._src.pallas.core")
+_pallas_call = PrivateModule("jax._src.pallas.pallas_call")
+_interpreter = PrivateModule("jax._src.pallas.mosaic.interpret.interpret_pallas_call")
 
 RuntimeFailure = jax.errors.JaxRuntimeError
 
 
-class _KernelEffect(effects.Effect):  # type: ignore[misc]
+class _KernelEffect(_effects.type("Effect")):  # type: ignore[misc]
     """Kernels of a program run in its order; unlike ``io_callback`` they may stand in ``jax.checkpoint``."""
 
     def __str__(self) -> str:
         return "tpusim kernel"
 
 
-_EFFECT = _KernelEffect()
-for _allowed in (
-    effects.ordered_effects,
-    effects.shardable_ordered_effects,
-    effects.lowerable_effects,
-    effects.control_flow_allowed_effects,
-    effects.remat_allowed_effects,
-    effects.custom_derivatives_allowed_effects,
-):
-    _allowed.add_type(_KernelEffect)
+@cache
+def _kernel_effect() -> _KernelEffect:
+    """The effect, once JAX knows it."""
+    for allowed in (
+        _effects.ordered_effects,
+        _effects.shardable_ordered_effects,
+        _effects.lowerable_effects,
+        _effects.control_flow_allowed_effects,
+        _effects.remat_allowed_effects,
+        _effects.custom_derivatives_allowed_effects,
+    ):
+        allowed.add_type(_KernelEffect)
+    return _KernelEffect()
+
+
+@cache
+def _hide_frames() -> None:
+    """Our frames are as little the user's as JAX's own."""
+    here = Path(__file__)
+    for path in (here, here.parent.parent / "inplace.py", here.parent.parent / "meeting.py"):
+        _traceback_util.register_exclusion(str(path))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +90,11 @@ class KernelEquation(NamedTuple):
 
     params: dict[str, Any]
     where: Where | None
-    primitive: Any = pallas_call.pallas_call_p
+
+    @property
+    def primitive(self) -> Any:
+        """A ``pallas_call``, which is what all kernels are by then."""
+        return _pallas_call.pallas_call_p
 
     @property
     def name(self) -> str:
@@ -93,7 +115,8 @@ def kernels_in_place(intercept: Intercept, chip: str, cores_per_device: int) -> 
 
     Code that asks JAX for the kind of TPU is told ``chip``.  Gives the parameters that kernels see.
     """
-    mode = config.pallas_tpu_interpret_mode_context_manager
+    _hide_frames()
+    mode = _config.pallas_tpu_interpret_mode_context_manager
     mine = _InPlace()
     is_foreign = False
 
@@ -106,8 +129,8 @@ def kernels_in_place(intercept: Intercept, chip: str, cores_per_device: int) -> 
     jax.clear_caches()
     with ExitStack() as stack:
         stack.callback(lambda: jax.clear_caches() if is_foreign else None)
-        stack.enter_context(replaced(interpreter, "interpret_pallas_call", interpret))
-        stack.enter_context(replaced(pallas_core, "get_interpret_effects", _effects))
+        stack.enter_context(replaced(_interpreter.module(), "interpret_pallas_call", interpret))
+        stack.enter_context(replaced(_pallas_core.module(), "get_interpret_effects", _call_effects))
         stack.enter_context(simulated_chip(chip, cores_per_device))
         everywhere = mode.get_global()
         stack.callback(mode.set_global, everywhere)
@@ -122,10 +145,10 @@ def executions_end_with(check: Callable[[], None]) -> Iterator[None]:
 
     Without it an error would show wherever the program next looks at a result.
     """
-    execute = pxla.ExecuteReplicated.__call__
+    execute = _pxla.ExecuteReplicated.__call__
 
     def call(self: Any, *operands: Any) -> Any:
-        if _EFFECT not in self.ordered_effects:
+        if _kernel_effect() not in self.ordered_effects:
             return execute(self, *operands)
         try:
             results = execute(self, *operands)
@@ -137,7 +160,7 @@ def executions_end_with(check: Callable[[], None]) -> Iterator[None]:
         check()
         return results
 
-    with replaced(pxla.ExecuteReplicated, "__call__", call):
+    with replaced(_pxla.ExecuteReplicated, "__call__", call):
         yield
 
 
@@ -146,17 +169,17 @@ def executions_end_with(check: Callable[[], None]) -> Iterator[None]:
 
 def _enter(intercept: Intercept, operands: Sequence[Any], params: dict[str, Any]) -> list[Any]:
     """What the compiled program has in place of a kernel."""
-    sizes = {str(axis): int(size) for axis, size in core.get_axis_env().axis_sizes.items()}
+    sizes = {str(axis): int(size) for axis, size in _core.get_axis_env().axis_sizes.items()}
     index: Any = jax.numpy.int32(0)
-    for axis, size in core.get_axis_env().axis_sizes.items():
+    for axis, size in _core.get_axis_env().axis_sizes.items():
         index = index * size + jax.lax.axis_index(axis)
     if params["mesh"] is not None:  # from core_map or pl.kernel
         params = {**params, "jaxpr": _placed(params["jaxpr"], params["grid_mapping"], params["mesh"])}
     equation = KernelEquation(params, where_of_function(params["jaxpr"]))
     entry = intercept(equation, sizes or {"x": 1})
-    plain = [interpreter.remove_memory_space_p.bind(_words(value)) for value in operands]
-    types = tuple(core.ShapedArray(aval.shape, aval.dtype) for aval in params["out_avals"])
-    results: list[Any] = _kernel_p.bind(index, *plain, entry=entry, types=types)
+    plain = [_interpreter.remove_memory_space_p.bind(_words(value)) for value in operands]
+    types = tuple(_core.ShapedArray(aval.shape, aval.dtype) for aval in params["out_avals"])
+    results: list[Any] = _kernel_primitive().bind(index, *plain, entry=entry, types=types)
     return results
 
 
@@ -164,13 +187,13 @@ def _placed(jaxpr: Any, mapping: Any, mesh: Any) -> Any:
     """``jaxpr`` with its operands in the mesh's memory space where it names none, as Pallas lowers it."""
     first, last = mapping.num_index_operands, mapping.num_index_operands + mapping.num_inputs + mapping.num_outputs
     renamed = {
-        var: core.Var(var.aval.update(memory_space=mesh.default_memory_space))
+        var: _core.Var(var.aval.update(memory_space=mesh.default_memory_space))
         for var in jaxpr.invars[first:last]
         if getattr(var.aval, "memory_space", None) is None and isinstance(var.aval.dtype, np.dtype)
     }
 
     def of(variables: Sequence[Any]) -> list[Any]:
-        return [var if isinstance(var, core.Literal) else renamed.get(var, var) for var in variables]
+        return [var if isinstance(var, _core.Literal) else renamed.get(var, var) for var in variables]
 
     eqns = [eqn.replace(invars=of(eqn.invars)) for eqn in jaxpr.eqns]
     return jaxpr.replace(invars=of(jaxpr.invars), eqns=eqns)
@@ -181,9 +204,9 @@ def _words(value: Any) -> Any:
     return jax.random.key_data(value) if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key) else value
 
 
-def _effects(interpret: Any) -> set[Any]:
+def _call_effects(interpret: Any) -> set[Any]:
     """The effects of a kernel call with these parameters."""
-    return {_EFFECT} if isinstance(interpret, pltpu.InterpretParams) else set()
+    return {_kernel_effect()} if isinstance(interpret, pltpu.InterpretParams) else set()
 
 
 def refused(equation: KernelEquation) -> str | None:
@@ -206,27 +229,35 @@ _NOT_LOCAL = (
     "a kernel in a program over several devices that is not local to each of them: TPUs cannot partition a kernel "
     "either; call it within a shard_map over all axes of the mesh"
 )
-_kernel_p = core.Primitive("tpusim_kernel")
-_kernel_p.multiple_results = True
+
+
+@cache
+def _kernel_primitive() -> Any:
+    """A kernel as one equation."""
+    primitive = _core.Primitive("tpusim_kernel")
+    primitive.multiple_results = True
+    primitive.def_effectful_abstract_eval(_types)
+    _mlir.register_lowering(primitive, _lower, cacheable=False)
+    return primitive
 
 
 def _types(*_: Any, entry: Entry, types: tuple[Any, ...]) -> tuple[list[Any], set[Any]]:
-    return list(types), {_EFFECT}
+    return list(types), {_kernel_effect()}
 
 
 def _lower(ctx: Any, *operands: Any, entry: Entry, types: tuple[Any, ...]) -> Any:
     context = ctx.module_context.axis_context
-    if isinstance(context, sharding_impls.SPMDAxisContext):
+    if isinstance(context, _sharding_impls.SPMDAxisContext):
         is_local = context.manual_axes == frozenset(context.mesh.axis_names)
     else:
         is_local = getattr(context, "num_devices", 1) == 1
     if not is_local:
         raise NotModelledError(_NOT_LOCAL)
-    sharding = callback._callback_op_sharding(context, None, ctx.avals_out)
-    results, token, _ = callback.emit_python_callback(
+    sharding = _callback._callback_op_sharding(context, None, ctx.avals_out)
+    results, token, _ = _callback.emit_python_callback(
         ctx,
         entry,
-        ctx.tokens_in.get(_EFFECT),
+        ctx.tokens_in.get(_kernel_effect()),
         list(operands),
         ctx.avals_in,
         ctx.avals_out,
@@ -234,12 +265,8 @@ def _lower(ctx: Any, *operands: Any, entry: Entry, types: tuple[Any, ...]) -> An
         returns_token=True,
         sharding=sharding,
     )
-    ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({_EFFECT: token})))
+    ctx.set_tokens_out(ctx.tokens_in.update_tokens(_mlir.TokenSet({_kernel_effect(): token})))
     return results
-
-
-_kernel_p.def_effectful_abstract_eval(_types)
-mlir.register_lowering(_kernel_p, _lower, cacheable=False)
 
 
 # -- the devices of the host ---------------------------------------------------------------------------
@@ -259,7 +286,7 @@ def host() -> Host:
     configure it first.
     """
     flag = re.search(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
-    if flag and os.environ.get("JAX_PLATFORMS") == "cpu" and not xla_bridge.backends_are_initialized():
+    if flag and os.environ.get("JAX_PLATFORMS") == "cpu" and not _xla_bridge.backends_are_initialized():
         return Host("cpu", int(flag[1]))
     return Host(jax.default_backend(), jax.device_count())
 

@@ -11,10 +11,9 @@ from typing import Any
 
 from jax.experimental.xla_metadata import set_xla_metadata
 
-try:
-    from jax._src import tpu_info  # 0.12
-except ImportError:
-    from jax._src.pallas.mosaic import tpu_info  # 0.10
+from tpusim.pallas.internals.versions import PrivateModule
+
+_tpu_info = PrivateModule("jax._src.tpu_info", "jax._src.pallas.mosaic.tpu_info")  # 0.12, 0.10
 
 _KINDS = {"v4": "TPU v4", "v5e": "TPU v5e", "v5p": "TPU v5p", "v6e": "TPU v6e", "v7x": "TPU7x"}
 _KINDS |= {"8i": "TPU8i", "8t": "TPU8t"}
@@ -33,14 +32,14 @@ def simulated_chip(chip: str, cores_per_device: int) -> Iterator[None]:
         return
     with (
         set_xla_metadata(tpusim_chip=f"{chip} {cores_per_device}"),  # part of the key of JAX's traces
-        replaced(tpu_info, "get_device_kind", lambda: _KINDS[chip]),
-        replaced(tpu_info, "get_num_device_cores", lambda: cores_per_device),
+        replaced(_tpu_info.module(), "get_device_kind", lambda: _KINDS[chip]),
+        replaced(_tpu_info.module(), "get_num_device_cores", lambda: cores_per_device),
     ):
-        tpu_info.get_tpu_info.cache_clear()  # it keeps what it has once said
+        _tpu_info.get_tpu_info.cache_clear()  # it keeps what it has once said
         try:
             yield
         finally:
-            tpu_info.get_tpu_info.cache_clear()
+            _tpu_info.get_tpu_info.cache_clear()
 
 
 @contextmanager

@@ -1,59 +1,34 @@
-"""Every use of JAX internals that captured programs need, in one place.
+"""What jaxprs, their equations and their values hold.
 
-Checked with jax 0.10.2 (Python 3.11) and 0.12.0.1 (Python 3.13).  A newer jax gives a warning when a
-program is captured, never an error at import.  What differs between the two stands beside each helper.
+Checked with jax 0.10.2 (Python 3.11) and 0.12.0.1 (Python 3.13); what differs stands beside each helper.
 """
 
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax._src import config, core, source_info_util, state
-from jax._src.lax import lax
-from jax._src.pallas import core as pallas_core
-from jax._src.pallas.mosaic import core as mosaic_core
-from jax._src.state import discharge, indexing
-from jax._src.state import types as state_types
 
 from tpusim.errors import NotModelledError
 from tpusim.findings import Finding, Kind, Where
+from tpusim.pallas.internals.versions import PrivateModule
 from tpusim.pallas.own_values import OWN_VALUES
-from tpusim.specs import MemorySpace, SemaphoreType, as_dtype
 
-CHECKED = ("0.10.2", "0.12.0.1")
-"""Versions of jax the suite passes on."""
+_core = PrivateModule("jax._src.core")
+_config = PrivateModule("jax._src.config")
+_lax = PrivateModule("jax._src.lax.lax")
+_discharge = PrivateModule("jax._src.state.discharge")
+_source_info_util = PrivateModule("jax._src.source_info_util")
 
-NDIndexer = indexing.NDIndexer
-Slice = indexing.Slice
-TransformedRef = state_types.TransformedRef
-Literal = core.Literal
-DropVar = core.DropVar
-
-
-_OWN_FILES = str(Path(__file__).parent.parent) + os.sep
+Literal = _core.type("Literal")
+DropVar = _core.type("DropVar")
 
 
-@cache
-def warn_if_newer() -> None:
-    """Say once that this jax is newer than any that was checked."""
-    mine = _numbers(jax.__version__)
-    if mine > max(_numbers(version) for version in CHECKED):
-        warnings.warn(
-            f"tpusim was checked with jax up to {CHECKED[-1]}; this is {jax.__version__}. Captured programs may "
-            "meet primitives or parameters it does not know.",
-            stacklevel=4,
-        )
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".") if part.isdigit())
+_OWN_FILES = str(Path(__file__).parent.parent.parent) + os.sep
 
 
 # -- jaxprs -----------------------------------------------------------------------------------------
@@ -175,7 +150,7 @@ def where_of_equation(eqn: Any) -> Where | None:
     if hasattr(eqn, "where"):
         known: Where | None = eqn.where
         return known
-    for frame in source_info_util.user_frames(getattr(eqn.source_info, "traceback", None)):
+    for frame in _source_info_util.user_frames(getattr(eqn.source_info, "traceback", None)):
         if not frame.file_name.startswith(_OWN_FILES):
             return Where(frame.file_name, frame.start_line)
     return None
@@ -204,14 +179,14 @@ def type_key(value: Any) -> Any:
 
 def trace_context() -> Any:
     """What of JAX's configuration a trace depends on, hashable."""
-    return config.trace_context()
+    return _config.trace_context()
 
 
 def as_result(value: Any, aval: Any) -> Any:
     """A value of an outer jaxpr as the JAX array that the program would have returned."""
     result = value if isinstance(value, jax.Array) else jax.numpy.asarray(value)
     if getattr(aval, "weak_type", False) and not result.aval.weak_type:
-        return lax._convert_element_type(result, aval.dtype, weak_type=True)
+        return _lax._convert_element_type(result, aval.dtype, weak_type=True)
     return result
 
 
@@ -222,86 +197,6 @@ def is_plain(dtype: Any) -> bool:
 
 def without_refs(closed: Any) -> Any:
     """A jaxpr over refs as one over arrays, which returns the refs' last values behind its results."""
-    if isinstance(closed, core.Jaxpr) and hasattr(core, "ClosedJaxpr"):
-        closed = core.ClosedJaxpr(closed, ())
-    return discharge.discharge_state(closed)
-
-
-# -- refs -------------------------------------------------------------------------------------------
-
-
-def is_ref(aval: Any) -> bool:
-    """Whether a variable of this type is a ref."""
-    return isinstance(aval, state.AbstractRef)
-
-
-class RefType(NamedTuple):
-    """A ref's type: a buffer (``space``, ``dtype``) or semaphores (``semaphore``).
-
-    Typed PRNG keys (``key``: their kind) lie in memory as their words, in dimensions behind the others.
-    """
-
-    shape: tuple[int, ...]
-    space: MemorySpace | None
-    dtype: np.dtype[Any] | None
-    semaphore: SemaphoreType | None
-    key: str | None = None
-
-
-def ref_type(aval: Any, default: MemorySpace = MemorySpace.VMEM) -> RefType:
-    """The type of a ref; one without a memory space lies in ``default``."""
-    shape = tuple(int(dim) for dim in aval.shape)
-    kind = semaphore_kind(aval.dtype)
-    if kind is not None:
-        return RefType(shape, None, None, kind)
-    space = getattr(aval, "memory_space", None)
-    name = getattr(space, "name", str(space)).lower() if space is not None else "none"
-    found = {
-        "none": default,
-        "vmem": MemorySpace.VMEM,
-        "smem": MemorySpace.SMEM,
-        "hbm": MemorySpace.HBM,
-        "any": MemorySpace.ANY,
-        "default": default,
-        "device": MemorySpace.HBM,
-        "index": MemorySpace.SMEM,
-        "key": MemorySpace.SMEM,
-    }.get(name)
-    if key_words(aval.dtype):
-        return RefType((*shape, *key_words(aval.dtype)), found, np.dtype(np.uint32), None, aval.dtype._impl.name)
-    return RefType(shape, found, None if found is None else as_dtype(aval.dtype), None)
-
-
-def key_words(dtype: Any) -> tuple[int, ...]:
-    """The shape of a typed PRNG key's words; empty for other types."""
-    return tuple(dtype._impl.key_shape) if hasattr(dtype, "_impl") else ()
-
-
-def pallas_key(aval: Any) -> str | None:
-    """Whether a value is a key of Pallas's own generators: ``pallas`` or ``stateful``."""
-    name = getattr(getattr(getattr(aval, "dtype", None), "_impl", None), "name", None)
-    return {"pallas_tpu": "pallas", "_pallas_internal_stateful": "stateful"}.get(name) if name else None
-
-
-def semaphore_kind(dtype: Any) -> SemaphoreType | None:
-    """The kind of semaphore of an extended dtype, if it is one."""
-    if isinstance(dtype, mosaic_core.DMASemaphore):
-        return SemaphoreType.DMA
-    if isinstance(dtype, pallas_core.BarrierSemaphore):
-        return SemaphoreType.BARRIER
-    if isinstance(dtype, pallas_core.Semaphore):
-        return SemaphoreType.REGULAR
-    return None
-
-
-def view_of(transform: Any) -> tuple[str, Any] | None:
-    """A transform other than an index as a function of ``views`` and its argument; an empty name changes nothing."""
-    if isinstance(transform, state_types.ReshapeTransform):
-        return "reshaped", tuple(int(dim) for dim in transform.shape)
-    if isinstance(transform, state_types.TransposeTransform):
-        return "transposed", tuple(int(dim) for dim in transform.permutation)
-    if isinstance(transform, state_types.BitcastTransform):
-        return "bitcast", np.dtype(transform.dtype).name
-    if type(transform).__name__ == "MemorySpaceCastTransform":  # 0.12
-        return "", None
-    return None
+    if isinstance(closed, _core.Jaxpr) and _core.has("ClosedJaxpr"):
+        closed = _core.ClosedJaxpr(closed, ())
+    return _discharge.discharge_state(closed)

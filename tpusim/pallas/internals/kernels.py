@@ -1,6 +1,6 @@
-"""What kernel calls hold: JAX's internals of ``pallas_call`` and ``mpmd_map``, in one place.
+"""What the equations of kernel calls hold, those of ``pallas_call`` and of ``mpmd_map``.
 
-Checked with the versions that `internals` names.
+Checked with jax 0.10.2 (Python 3.11) and 0.12.0.1 (Python 3.13), which agree here.
 """
 
 from __future__ import annotations
@@ -9,12 +9,17 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jax._src.pallas import core as pallas_core
-from jax._src.pallas.mosaic import core as mosaic_core
 from jax.experimental import pallas as pl
 
-from tpusim.pallas.internals import Literal, key_words, not_modelled, open_jaxpr
+from tpusim.pallas.internals.jaxprs import Literal, not_modelled, open_jaxpr
+from tpusim.pallas.internals.refs import key_words
+from tpusim.pallas.internals.versions import PrivateModule
 from tpusim.pipeline import Dim
+
+_pallas_core = PrivateModule("jax._src.pallas.core")
+_mosaic_core = PrivateModule("jax._src.pallas.mosaic.core")
+TensorCoreMesh = _mosaic_core.type("TensorCoreMesh")
+DynamicGridDim = _pallas_core.type("DynamicGridDim")
 
 
 class Block(NamedTuple):
@@ -84,7 +89,7 @@ def _core_kernel(eqn: Any) -> KernelCall:
     """A ``pl.kernel`` or ``core_map`` over one TensorCore; all its arrays are whole."""
     params = eqn.params
     for mesh in (*params["meshes"], *params["external_meshes"]):
-        if not isinstance(mesh, mosaic_core.TensorCoreMesh):
+        if not isinstance(mesh, TensorCoreMesh):
             raise not_modelled(f"mpmd_map: a kernel on a {type(mesh).__name__} (SparseCore)", eqn)
     if len(params["jaxprs"]) != 1 or math.prod(params["meshes"][0].shape.values()) != 1:
         raise not_modelled("mpmd_map: a kernel on several cores", eqn)
@@ -153,4 +158,4 @@ def _dims(block_shape: Sequence[Any]) -> tuple[tuple[Dim, ...], str | None]:
 
 def is_dynamic_grid(dim: Any) -> bool:
     """Whether a grid bound is an operand of the call."""
-    return isinstance(dim, pallas_core.DynamicGridDim) or dim is pallas_core.dynamic_grid_dim
+    return isinstance(dim, DynamicGridDim) or dim is _pallas_core.dynamic_grid_dim
