@@ -71,7 +71,8 @@ def test_run_of_a_right_kernel_reports_everything(tpusim):
         "cores",
         "findings",
     ]
-    assert re.fullmatch(r"time         [\d.]+ us   \(datasheet and fitted figures, see `tpusim chips v5e`\)", lines[2])
+    trust = r"[\d.]+ to [\d.]+ us; fitted, compiler, datasheet, estimate figures, dma\.start_latency_remote above all"
+    assert re.fullmatch(rf"time         [\d.]+ us   \({trust}\)", lines[2])
     assert re.fullmatch(r"lower bound  [\d.]+ [un]s   \([\d.]+x\)", lines[3])
     assert lines[4] == "copies       16, 64.0 KiB"
     assert lines[8] == "findings     none"
@@ -373,8 +374,9 @@ def test_json_on_stdout_is_alone_there(tpusim):
     assert "] value 3\n" in err
     assert "result       equal" in err
     assert list(result) == [
-        "ok", "result", "time_us", "interval_us", "lower_bound_us", "ratio", "dmas", "bytes", "findings", "error",
-        "file", "backend", "chip", "slice", "mesh", "layout", "seed", "token", "wall_s", "calls", "utilisation",
+        "ok", "result", "time_us", "interval_us", "basis", "lower_bound_us", "ratio", "dmas", "bytes", "findings",
+        "error", "file", "backend", "chip", "slice", "mesh", "layout", "seed", "token", "wall_s", "calls",
+        "utilisation",
     ]  # fmt: skip
     assert (result["ok"], result["result"], result["chip"], result["slice"]) == (True, "equal", "v5e", "v5e:2x2")
     assert result["dmas"] == 12

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tpusim import np as np
     from tpusim import pallas as pallas
+    from tpusim.comparison import compare as compare
     from tpusim.descriptors import AsyncCopyDescriptor as AsyncCopyDescriptor
     from tpusim.descriptors import async_copy as async_copy
     from tpusim.descriptors import async_remote_copy as async_remote_copy
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from tpusim.units import Duration as Duration
 
 _NAMES = {
+    "tpusim.comparison": ("compare",),
     "tpusim.descriptors": (
         "AsyncCopyDescriptor",
         "async_copy",

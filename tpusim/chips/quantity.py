@@ -7,8 +7,11 @@ from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-Confidence: TypeAlias = Literal["high", "medium", "low", "fitted", "compiler", "estimate", "override", "unknown"]
-"""``fitted`` to published timings, ``compiler``: libtpu's own model, ``override``: set by the user."""
+Confidence: TypeAlias = Literal[
+    "high", "medium", "low", "measured", "fitted", "compiler", "estimate", "override", "unknown"
+]
+"""``measured`` by microbenchmarks on a TPU, ``fitted`` to published timings, ``compiler``: libtpu's own model,
+``override``: set by the user; the first three are published."""
 
 Value: TypeAlias = bool | int | float | str | tuple[int, ...] | None
 

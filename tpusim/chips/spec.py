@@ -224,6 +224,15 @@ class ChipSpec(BaseModel):
                 if quantity is not None:
                     yield f"{group}.{name}", quantity
 
+    def with_values(self, values: Mapping[str, float]) -> Self:
+        """A copy with other values at names such as ``"dma.issue"``, which are not checked."""
+        groups: dict[str, dict[str, Quantity]] = {}
+        for path, value in values.items():
+            group, _, field = path.partition(".")
+            quantity: Quantity = getattr(getattr(self, group), field)
+            groups.setdefault(group, {})[field] = quantity.model_copy(update={"value": value})
+        return self.model_copy(update={g: getattr(self, g).model_copy(update=f) for g, f in groups.items()})
+
     @property
     def clock_hz(self) -> int:
         """Clock of the TensorCore in Hz."""

@@ -36,8 +36,8 @@ _MOST_WITH_RATES = 32
 """Devices of a traced run that keeps every change of a rate; with many flows that costs more than the run."""
 
 _FIELDS = (
-    "ok", "result", "time_us", "interval_us", "lower_bound_us", "ratio", "dmas", "bytes", "findings", "error", "file",
-    "backend", "chip", "slice", "mesh", "layout", "seed", "token", "wall_s", "calls", "utilisation",
+    "ok", "result", "time_us", "interval_us", "basis", "lower_bound_us", "ratio", "dmas", "bytes", "findings", "error",
+    "file", "backend", "chip", "slice", "mesh", "layout", "seed", "token", "wall_s", "calls", "utilisation",
 )  # fmt: skip
 """All fields, in the order in which JSON has them; null where nothing is known."""
 

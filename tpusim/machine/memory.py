@@ -144,7 +144,7 @@ class Region:
             self.size *= size
         self.nbytes = _ceil(self.size * spec.bits, 8)
         self.lo, self.hi, self.dense = _extent(spec.shape, box, self.size)
-        self.wire_bytes = self._wire_bytes() if self.size else 0
+        self.wire_bytes = self.wire_bytes_at(spec.tiling.short_run_bytes)
         self.load_ps = self.store_ps = -1
         self.subs: dict[tuple[Index, ...], Region] = {}
 
@@ -160,11 +160,14 @@ class Region:
         lane_tiles = _ceil(column + columns, 128) - column // 128
         return outer * row_tiles * lane_tiles * 8 * LANE_BYTES
 
-    def _wire_bytes(self) -> int:
+    def wire_bytes_at(self, short: int) -> int:
+        """What a copy moves where contiguous runs shorter than ``short`` bytes count as one of that length."""
+        if not self.size:
+            return 0
         spec = self.spec
         if spec.space is MemorySpace.SMEM:
             return _ceil(self.nbytes, 4) * 4
-        short, bits = spec.tiling.short_run_bytes, spec.bits
+        bits = spec.bits
         packing = max(1, 32 // bits)
         box = ((0, 1, 1),) * (2 - len(self.box)) + self.box
         shape = (1,) * (2 - len(spec.shape)) + spec.shape

@@ -1,0 +1,170 @@
+"""How far a predicted time can be trusted: its interval, and the figures it rests on.
+
+Most of what decides the time of a DMA program is not published, so every number of a chip has an interval, and a
+time has to inherit them.  Each number that a run used is set to both ends of its interval and the recorded run is
+timed again (:mod:`tpusim.retime`): a finite difference that knows what a formula would not, that a latency hidden
+behind compute does not matter until it is long enough to show.  The differences, taken as independent, add up in
+quadrature, together with what no number accounts for: 4 % of the compute, and 0.3 us (the errors that a model of
+this form had against published timings where its inputs were known).
+
+A run of very many operations is timed only twice, with all numbers at their quicker and all at their slower end;
+that interval is wider, since not everything is off in one direction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import sqrt
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tpusim.chips import ChipSpec, Quantity
+from tpusim.retime import Recording
+from tpusim.specs import MemorySpace
+from tpusim.units import Duration
+
+if TYPE_CHECKING:
+    from tpusim.machine.core import Core
+    from tpusim.options import Place
+    from tpusim.trace.log import EventLog
+
+COMPUTE_SHARE = 0.04
+"""Part by which compute is off where its cycles are the compiler's own."""
+FLOOR_PS = 300_000
+"""What a short run is off by, whatever its numbers."""
+MOST_SINGLY = 60_000
+"""Operations of a run that is timed for each number by itself."""
+MOST_AT_ALL = 1_000_000
+"""Operations of a run that gets an interval."""
+
+_BASES = {"high": "datasheet", "medium": "datasheet", "low": "datasheet", "override": "given"}
+_ORDER = ("measured", "fitted", "compiler", "datasheet", "estimate", "given")
+
+
+class Effect(NamedTuple):
+    """What a number's interval does to a time."""
+
+    name: str
+    basis: str
+    shorter_ps: int
+    longer_ps: int
+
+    @property
+    def size_ps(self) -> int:
+        """The larger of the two."""
+        return max(self.shorter_ps, self.longer_ps)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """From ``low`` to ``high``, what contributes most to it first, and the kinds of figures behind the time.
+
+    ``effects`` is empty where all numbers were moved together.
+    """
+
+    low: Duration
+    high: Duration
+    effects: tuple[Effect, ...]
+    basis: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """``3.0 to 4.1 us``."""
+        return f"{self.low.us:.4g} to {self.high.us:.4g} us"
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready fields."""
+        effects = [
+            {"name": e.name, "basis": e.basis, "shorter_us": e.shorter_ps / 1e6, "longer_us": e.longer_ps / 1e6}
+            for e in self.effects
+        ]
+        return {"low_us": self.low.us, "high_us": self.high.us, "basis": list(self.basis), "effects": effects}
+
+
+def interval_of(log: EventLog, cores: tuple[Core, ...], place: Place, time: Duration) -> Interval | None:
+    """The interval of a complete run; ``None`` where it has more than :data:`MOST_AT_ALL` operations."""
+    if len(log.copies) + len(log.waits) + len(log.signals) + len(log.computes) > MOST_AT_ALL:
+        return None
+    recording = Recording(log, cores, place)
+    chip, used = place.chip, used_numbers(log, place)
+    basis = basis_of(chip, used)
+    moved = {path: quantity for path, quantity in used.items() if quantity.low is not None or quantity.high is not None}
+    busiest = max((core.compute_ps for core in cores), default=0)
+    floor = (FLOOR_PS, round(COMPUTE_SHARE * min(busiest, time)))
+    if recording.operations > MOST_SINGLY:
+        return _jointly(recording, moved, time, floor, basis)
+    effects = []
+    for path, quantity in moved.items():
+        times = [recording.time_ps(chip.with_values({path: end})) for end in set(quantity.interval)]
+        shorter, longer = max(0, time - min(times)), max(0, max(times) - time)
+        if shorter or longer:
+            effects.append(Effect(path, basis_name(quantity), shorter, longer))
+    effects.sort(key=lambda effect: -effect.size_ps)
+    low = time - _quadrature(*(effect.shorter_ps for effect in effects), *floor)
+    high = time + _quadrature(*(effect.longer_ps for effect in effects), *floor)
+    return Interval(Duration(max(0, low)), Duration(high), tuple(effects), basis)
+
+
+def _jointly(
+    recording: Recording, moved: Mapping[str, Quantity], time: int, floor: tuple[int, int], basis: tuple[str, ...]
+) -> Interval:
+    chip = recording.place.chip
+    ends: list[int] = []
+    for slow in (False, True):
+        values = {path: quantity.interval[slow != _is_speed(quantity)] for path, quantity in moved.items()}
+        ends.append(recording.time_ps(chip.with_values(values)))
+    low = time - _quadrature(max(0, time - min(ends)), *floor)
+    high = time + _quadrature(max(0, max(ends) - time), *floor)
+    return Interval(Duration(max(0, low)), Duration(high), (), basis)
+
+
+def _is_speed(quantity: Quantity) -> bool:
+    """Whether more of it is quicker."""
+    return quantity.unit in ("B/s", "Hz")
+
+
+def _quadrature(*parts: int) -> int:
+    return round(sqrt(sum(part * part for part in parts)))
+
+
+def basis_name(quantity: Quantity) -> str:
+    """What a number is: measured, fitted, compiler, datasheet, estimate, or given by the user."""
+    return _BASES.get(quantity.confidence, quantity.confidence)
+
+
+def basis_of(chip: ChipSpec, used: Mapping[str, Quantity]) -> tuple[str, ...]:
+    """The kinds of figures among the numbers used, the firmest first."""
+    kinds = {basis_name(quantity) for quantity in used.values()}
+    return tuple(kind for kind in _ORDER if kind in kinds)
+
+
+def used_numbers(log: EventLog, place: Place) -> dict[str, Quantity]:
+    """The chip's numbers that a run's time can depend on, by name such as ``dma.issue``."""
+    rows = dict(place.chip.rows())
+    return {path: rows[path] for path in _used_paths(log, place) if path in rows}
+
+
+def _used_paths(log: EventLog, place: Place) -> Iterator[str]:
+    yield "core.clock"
+    kinds = {copy.route.kind for copy in log.copies}
+    if log.copies:
+        yield "dma.issue"
+    for kind in sorted(kinds):
+        yield f"dma.start_latency_{kind}"
+        yield f"dma.rate_{kind}"
+    regions = {id(region): region for copy in log.copies for region in (copy.src_region, copy.dst_region)}
+    quantity = place.chip.dma.short_run
+    if any(r.wire_bytes_at(int(end)) != r.wire_bytes for end in quantity.interval for r in regions.values()):
+        yield "dma.short_run"
+    if any(MemorySpace.HBM in (copy.src.spec.space, copy.dst.spec.space) for copy in log.copies):
+        yield "hbm.bandwidth"
+    remote = any(signal.semaphore.device != signal.core.device for signal in log.signals)
+    if remote or "remote" in kinds:
+        yield from ("ici.link_bandwidth", "ici.hop_latency", "ici.die_to_die_bandwidth", "ici.die_to_die_latency")
+    if remote:
+        yield "ici.signal_latency"
+    if log.signals:
+        yield "sync.signal"
+    if log.waits:
+        yield "sync.wait"
+    if log.computes:
+        yield from ("core.control_step", "core.control_axis", "core.mxu_flops_per_cycle")
