@@ -33,9 +33,9 @@ RUNS = [
 ]
 
 
-def simulate(name, devices, options, *, rates=False):
+def simulate(name, devices, options, *, detail=False):
     loaded = load_file(str(KERNELS / f"{name}.py"))
-    return run(loaded.kernel, loaded.inputs(devices=devices), options, rates=rates)
+    return run(loaded.kernel, loaded.inputs(devices=devices), options, detail=detail)
 
 
 def simulate_starter(folder, *changes, **options):
@@ -210,9 +210,9 @@ def test_both_devices_of_a_chip_are_told_apart(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "devices", "options"), RUNS)
-@pytest.mark.parametrize("rates", [True, False])
-def test_counters_carry_every_byte(tmp_path, name, devices, options, rates):
-    result = simulate(name, devices, options, rates=rates)
+@pytest.mark.parametrize("detail", [True, False])
+def test_counters_carry_every_byte(tmp_path, name, devices, options, detail):
+    result = simulate(name, devices, options, detail=detail)
     events = traced(result, tmp_path)
     series = defaultdict(list)
     for event in events:
@@ -233,7 +233,7 @@ def test_counters_carry_every_byte(tmp_path, name, devices, options, rates):
         die = chip.ici.die_to_die_bandwidth
         limits = {"HBM": chip.hbm.bandwidth.number, "link": chip.ici.link_bandwidth.number}
         limit = die.number if "die" in name and die is not None else limits[name.split(" ")[0]]
-        if rates:  # a copy's mean rate may lie above its share later on
+        if detail:  # a copy's mean rate may lie above its share later on
             assert max(rate for _, rate in points) <= limit * 1.0001
     assert carried == pytest.approx(moved, rel=1e-3)
 

@@ -22,14 +22,20 @@ from tpusim.result import CallRecord, Result
 from tpusim.trace.log import EventLog
 from tpusim.units import Duration
 
+_MOST_WITH_RATES = 32
+"""Devices of a detailed run that keeps every change of a rate; with many flows that costs more than the run."""
+
 
 class Session:
-    """A machine for one run, with its event log; ``finish`` runs it and gives the `Result`."""
+    """A machine for one run, with its event log; ``finish`` runs it and gives the `Result`.
 
-    def __init__(self, options: RunOptions, axes: Sequence[str], *, rates: bool = False) -> None:
+    ``detail``: keep what only reports need: every load and store, and on small slices every change of a rate.
+    """
+
+    def __init__(self, options: RunOptions, axes: Sequence[str], *, detail: bool = False) -> None:
         self.options = options
         self.place: Place = options.place(axes)
-        self.log = EventLog()
+        self.log = EventLog(accesses=detail)
         self.printed: list[str] = []
         races = RaceJudge() if options.checks == "observed" else None
         self.machine = Machine(
@@ -45,7 +51,7 @@ class Session:
         )
         if races is not None:
             races.attach(self.machine)
-        if rates:
+        if detail and len(self.place.devices) <= _MOST_WITH_RATES:
             self.machine.fabric.rate_log = []
 
     def printed_by(self, core: Core, text: str) -> None:

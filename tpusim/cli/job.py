@@ -32,9 +32,6 @@ from tpusim.units import Duration, json_safe
 
 Progress = Callable[[int, int], None]
 
-_MOST_WITH_RATES = 32
-"""Devices of a traced run that keeps every change of a rate; with many flows that costs more than the run."""
-
 _FIELDS = (
     "ok", "result", "time_us", "interval_us", "basis", "lower_bound_us", "ratio", "dmas", "bytes", "findings", "error",
     "file", "backend", "chip", "slice", "mesh", "layout", "seed", "token", "wall_s", "calls", "utilisation",
@@ -50,8 +47,8 @@ class Job:
     options: Mapping[str, Any] = field(default_factory=dict)
     parameters: Mapping[str, Any] = field(default_factory=dict)
     backend: str = "sim"
-    traced: bool = False
-    """Whether the run is for a trace."""
+    detail: bool = False
+    """Whether the run is for a trace or a report."""
 
 
 @dataclass
@@ -145,7 +142,7 @@ def _run_captured(loaded: KernelFile, function: Callable[..., Any], outcome: Out
     from tpusim.pallas import simulate as capture
 
     arrays = _arrays(loaded, _parameters(loaded, job, None))
-    program = capture(function, **job.options)
+    program = capture(function, detail=job.detail, **job.options)
     try:
         returned = program(*arrays)
     except FindingError as error:
@@ -184,9 +181,8 @@ def _simulate(
 ) -> tuple[Any, ...] | None:
     job = outcome.job
     lower_bound = _lower_bound(loaded, outcome.place, arrays)
-    rates = job.traced and outcome.place is not None and len(outcome.place.devices) <= _MOST_WITH_RATES
     try:
-        result = simulate(kernel, arrays, dict(job.options), progress, rates=rates)
+        result = simulate(kernel, arrays, dict(job.options), progress, detail=job.detail)
     except FindingError as error:
         if error.result is None:
             raise

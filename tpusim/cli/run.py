@@ -73,7 +73,7 @@ def run(
         check_writable(path)
     parameters = {"shape": _shape(shape), "dtype": _dtype(dtype), "seed": seed}
     given_parameters = {name: value for name, value in parameters.items() if value is not None}
-    job = Job(file, options, given_parameters, backend, traced=trace is not None)
+    job = Job(file, options, given_parameters, backend, detail=trace is not None)
     is_json_out = json_file == "-"
     # what the user's code prints is no part of the JSON
     quiet = contextlib.redirect_stdout(sys.stderr) if is_json_out else contextlib.nullcontext()

@@ -47,10 +47,10 @@ class Call:
         self.buffers: list[list[Buffer]] = [[] for _ in range(devices)]
         self.semaphores: list[list[list[Semaphore]]] = [[] for _ in range(devices)]
         self.scopes: dict[Any, Scope] = {}
-        self._limits = machine.capacities(vmem_limit_bytes)
-        self._used: dict[MemorySpace, int] = dict.fromkeys(self._limits, 0)
+        self.limits = machine.capacities(vmem_limit_bytes)
+        self._used: dict[MemorySpace, int] = dict.fromkeys(self.limits, 0)
         self._semaphores = 0
-        self.high_water: dict[MemorySpace, int] = dict.fromkeys(self._limits, 0)
+        self.high_water: dict[MemorySpace, int] = dict.fromkeys(self.limits, 0)
         self.begin_ps: int | None = None
         """When the first device entered it."""
         self.end_ps = 0
@@ -171,7 +171,7 @@ class Call:
         used[space] = used.get(space, 0) + spec.padded_bytes
         total = used[space] if scope is None else used[space] + self._used[space]
         self.high_water[space] = max(self.high_water[space], total)
-        limit, what = self._limits[space]
+        limit, what = self.limits[space]
         if not total - spec.padded_bytes <= limit < total:
             return  # it fits, or that it does not has been said
         rows = [

@@ -38,15 +38,15 @@ def simulate(
     arrays: Sequence[Any],
     options: dict[str, Any],
     progress: Callable[[int, int], None] | None = None,
-    rates: bool = False,
+    detail: bool = False,
 ) -> Result:
     """Run ``kernel`` on GLOBAL ``arrays``; see :meth:`tpusim.Kernel.simulate`.
 
-    ``progress`` is called now and then with simulated picoseconds and events; ``rates`` keeps the rate of
-    every link and memory for a trace.
+    ``progress`` is called now and then with simulated picoseconds and events; ``detail`` keeps
+    what a report needs (see :class:`tpusim.session.Session`).
     """
     chosen = RunOptions.of(options)
-    session = Session(chosen, kernel.axes, rates=rates)
+    session = Session(chosen, kernel.axes, detail=detail)
     try:
         program = Program(kernel, arrays, session)
     except FindingError as error:

@@ -22,13 +22,13 @@ from tpusim.pallas.internals.chip import simulated_chip
 from tpusim.result import Result
 
 
-def simulate(fn: Callable[..., Any], **options: Any) -> CapturedProgram:
+def simulate(fn: Callable[..., Any], *, detail: bool = False, **options: Any) -> CapturedProgram:
     """A callable with ``fn``'s signature and results that runs its Pallas kernels on the simulated machine.
 
     ``options`` are the run options; ``mesh`` is the program's own.  After a call, ``.result`` is its
-    :class:`tpusim.Result`.
+    :class:`tpusim.Result`.  ``detail`` keeps every load and store for a report, and how links were shared.
     """
-    return CapturedProgram(fn, options)
+    return CapturedProgram(fn, options, detail=detail)
 
 
 class CapturedProgram:
@@ -39,13 +39,14 @@ class CapturedProgram:
     ``jax.ShapeDtypeStruct``, and a result that depends on a kernel's arrays is ``None``.
     """
 
-    def __init__(self, fn: Callable[..., Any], options: dict[str, Any]) -> None:
+    def __init__(self, fn: Callable[..., Any], options: dict[str, Any], *, detail: bool = False) -> None:
         if "mesh" in options:
             raise OptionError("a captured program brings its own mesh: leave the option mesh out")
         chosen = RunOptions.of(options)
         internals.warn_if_newer()
         self.fn = fn
         self.options = options
+        self.detail = detail
         self.result: Result | None = None
         self._chip = chosen.chip_and_cores()
         self._traces: dict[Any, Any] = {}
@@ -59,7 +60,7 @@ class CapturedProgram:
             raise OptionError("an argument is a jax.ShapeDtypeStruct: only a run with data=False needs no arrays")
         closed, out_tree, avals = self._trace(leaves, tree, arrays)
         self.result = None
-        run = Run(self._program, closed, self.options)
+        run = Run(self._program, closed, self.options, detail=self.detail)
         try:
             self.result = run.simulate(arrays)
         except Exception as error:

@@ -45,11 +45,13 @@ class Program:
 class Run:
     """One run of a captured program."""
 
-    def __init__(self, program: Program, closed: Any, options: dict[str, Any]) -> None:
+    def __init__(self, program: Program, closed: Any, options: dict[str, Any], *, detail: bool = False) -> None:
         self.program = program
         self.jaxpr, self.consts = internals.open_jaxpr(closed)
         self.axis_sizes = mesh_of(self.jaxpr)
-        self.session = Session(RunOptions.of({**options, "mesh": self.axis_sizes}), tuple(self.axis_sizes))
+        self.session = Session(
+            RunOptions.of({**options, "mesh": self.axis_sizes}), tuple(self.axis_sizes), detail=detail
+        )
         self.machine = self.session.machine
         self.values: list[Any] = []
         self.turns: dict[tuple[int, int], int] = {}

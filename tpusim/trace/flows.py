@@ -24,13 +24,21 @@ class Arrow(NamedTuple):
     wait: Wait
 
 
-_Arrival = tuple[int, int, "Copy | SignalSent", Literal["send", "receive", "signal"]]
+Arrival = tuple[int, int, "Copy | SignalSent", Literal["send", "receive", "signal"]]
 """When it arrived in ps, how much, of what."""
 
 
 def arrows(log: EventLog) -> list[Arrow]:
     """Every arrow of a run, semaphore by semaphore in the order of their first use."""
-    arrivals: dict[Semaphore, list[_Arrival]] = {}
+    waits: dict[Semaphore, list[Wait]] = {}
+    for wait in log.waits:
+        waits.setdefault(wait.semaphore, []).append(wait)
+    return [arrow for semaphore, got in arrivals(log).items() for arrow in _match(got, waits.get(semaphore, []))]
+
+
+def arrivals(log: EventLog) -> dict[Semaphore, list[Arrival]]:
+    """What each semaphore got, in the order of time."""
+    arrivals: dict[Semaphore, list[Arrival]] = {}
     for copy in log.copies:
         if copy.src_sem is not None and copy.read_ps >= 0:
             arrivals.setdefault(copy.src_sem, []).append((copy.read_ps, copy.src_region.nbytes, copy, "send"))
@@ -38,10 +46,9 @@ def arrows(log: EventLog) -> list[Arrow]:
             arrivals.setdefault(copy.dst_sem, []).append((copy.written_ps, copy.dst_region.nbytes, copy, "receive"))
     for signal in log.signals:
         arrivals.setdefault(signal.semaphore, []).append((_arrival_ps(signal), signal.amount, signal, "signal"))
-    waits: dict[Semaphore, list[Wait]] = {}
-    for wait in log.waits:
-        waits.setdefault(wait.semaphore, []).append(wait)
-    return [arrow for semaphore, got in arrivals.items() for arrow in _match(got, waits.get(semaphore, []))]
+    for got in arrivals.values():
+        got.sort(key=itemgetter(0))
+    return arrivals
 
 
 def _arrival_ps(signal: SignalSent) -> int:
@@ -53,8 +60,7 @@ def _arrival_ps(signal: SignalSent) -> int:
     return signal.sent_ps + machine.timing.remote_signal_ps + machine.wiring.hop_ps(core.device, target)
 
 
-def _match(arrivals: list[_Arrival], waits: list[Wait]) -> list[Arrow]:
-    arrivals.sort(key=itemgetter(0))
+def _match(arrivals: list[Arrival], waits: list[Wait]) -> list[Arrow]:
     found: list[Arrow] = []
     coming = iter(arrivals)
     left = 0

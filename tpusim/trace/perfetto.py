@@ -16,7 +16,7 @@ import io
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import accumulate, islice
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -25,12 +25,12 @@ from tpusim.trace.flows import arrows
 from tpusim.trace.lanes import pack
 from tpusim.trace.log import SignalSent
 from tpusim.trace.names import Names, inside
-from tpusim.units import PS_PER_S, json_safe
+from tpusim.trace.rates import rate_changes
+from tpusim.units import json_safe
 
 if TYPE_CHECKING:
     from tpusim.machine.core import Core
     from tpusim.machine.dma import Copy
-    from tpusim.machine.flows import Resource
     from tpusim.result import Result
 
 _CORE_TRACK = 1
@@ -274,7 +274,7 @@ class _Events:
 
     def _counters(self) -> Iterator[str]:
         """Bytes per second on every link and memory."""
-        changes = self._measured_rates() if self.result.rates is not None else self._mean_rates()
+        changes = rate_changes(self.result)
         if not changes:
             return
         wiring = self.result.cores[0].machine.wiring
@@ -291,33 +291,6 @@ class _Events:
                 if rate != last:
                     yield f'{head}{us[at]},"args":{{"B/s":{rate}}}}}'
                 last = rate
-
-    def _measured_rates(self) -> dict[Resource, list[tuple[int, int]]]:
-        """For each resource (time, B/s), as the fabric shared it."""
-        rates: dict[Resource, list[tuple[int, int]]] = {}
-        for at, resource, rate in self.result.rates or ():
-            rates.setdefault(resource, []).append((at, round(rate)))
-        return rates
-
-    def _mean_rates(self) -> dict[Resource, list[tuple[int, int]]]:
-        """The same from each copy's mean rate; its share may have changed on the way."""
-        changes: dict[Resource, dict[int, int]] = {}
-        for copy in self.log.copies:
-            begin, read = copy.begin_ps, copy.read_ps
-            if begin < 0 or read <= begin:
-                continue
-            rate = copy.wire_bytes * PS_PER_S // (read - begin)
-            for resource, _, weight in copy.path.loads:
-                times = changes.get(resource)
-                if times is None:
-                    times = changes[resource] = {}
-                times[begin] = times.get(begin, 0) + rate * weight
-                times[read] = times.get(read, 0) - rate * weight
-        rates: dict[Resource, list[tuple[int, int]]] = {}
-        for resource, times in changes.items():
-            at = sorted(times)
-            rates[resource] = list(zip(at, accumulate(times[t] for t in at), strict=True))
-        return rates
 
 
 def _known(time_ps: int) -> str:
