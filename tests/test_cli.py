@@ -354,7 +354,7 @@ def test_not_modelled_is_3(tpusim):
 
 
 def test_interpret_without_jax_is_3_and_names_the_command(tpusim, monkeypatch):
-    monkeypatch.setattr(importlib.import_module("tpusim.cli.job"), "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.import_module("tpusim.job.job"), "find_spec", lambda name: None)
     status, out, err = tpusim("run", write("k.py"), "--backend", "interpret", "--json", "-")
     message = "--backend interpret needs jax in this Python: pip install 'tpusim[pallas]'"
     assert (status, err) == (3, f"Error: {message}\n")

@@ -34,6 +34,7 @@ LAYERS = [
     ["descriptors", "declare", "language"],
     ["native", "pallas"],
     ["program", "kernel_file"],
+    ["job"],
     ["crosscheck", "calibrate", "sweep", "testing"],
     ["simulated_tests", "pytest_plugin", "cli"],
 ]

@@ -14,8 +14,8 @@ import typer
 
 from tpusim.cli import chips, doctor, exec, kernels, new, run
 from tpusim.cli.console import never_fail_to_encode, one_line
-from tpusim.cli.status import Status
 from tpusim.errors import NotModelledError, OptionError
+from tpusim.job import Status
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

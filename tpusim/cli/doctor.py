@@ -16,10 +16,9 @@ from typing import NamedTuple
 import typer
 
 from tpusim.cli.console import make_console, one_line, styled
-from tpusim.cli.job import Job, run_job
 from tpusim.cli.new import STARTER
-from tpusim.cli.status import Status
 from tpusim.errors import TpuSimError
+from tpusim.job import Job, Status, run_job
 from tpusim.result import Result
 
 _PACKAGES = ("tpusim", "numpy", "simpy", "pydantic", "greenlet", "jax", "libtpu")

@@ -19,8 +19,8 @@ from tpusim.chips import parse_set
 from tpusim.cli.console import make_console, plain, styled
 from tpusim.cli.options import Checks, Chip, Cores, LayoutText, OnFinding, Overrides
 from tpusim.cli.run import check_writable, parse_layout
-from tpusim.cli.status import Status
 from tpusim.errors import OptionError
+from tpusim.job import Status
 from tpusim.units import json_safe
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.text import Text
 
 from tpusim.cli.console import can_show, labelled, plain, styled
-from tpusim.cli.job import Outcome
 from tpusim.findings import Finding, Severity
+from tpusim.job import Outcome
 from tpusim.trace.terminal import ASCII, BLOCKS, timeline
 
 _MOST_FINDINGS = 10

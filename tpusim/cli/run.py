@@ -13,12 +13,11 @@ import typer
 
 from tpusim.chips import parse_set
 from tpusim.cli.console import make_console, one_line
-from tpusim.cli.job import Job, Outcome, run_job
 from tpusim.cli.options import Checks, Chip, Cores, LayoutText, OnFinding, Overrides
 from tpusim.cli.progress import RunProgress
 from tpusim.cli.report import show
-from tpusim.cli.status import Status
 from tpusim.errors import OptionError
+from tpusim.job import Job, Outcome, Status, run_job
 from tpusim.result import Result
 from tpusim.specs import as_dtype
 from tpusim.trace.perfetto import write_trace

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from tpusim.bounds import MeshBounds
-from tpusim.cli.compare import Check, Sharding, compare
-from tpusim.cli.status import Status
-from tpusim.cli.userfault import UserCodeError, user_code
 from tpusim.declare import resolve
 from tpusim.errors import FindingError, NotModelledError, OptionError
 from tpusim.findings import Finding, Kind, Severity
+from tpusim.job.check import Check, Sharding, compare
+from tpusim.job.status import Status
+from tpusim.job.userfault import UserCodeError, user_code
 from tpusim.kernel_file import KernelFile, load_file
 from tpusim.native import simulate
 from tpusim.options import Place, RunOptions
