@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -97,6 +98,20 @@ def test_every_run_option_reaches_the_run(tpusim):
     assert result["bytes"] == 4 * 3 * 16 * 256 * 2
     assert result["time_us"] > 16 * 256 * 2 / 1e9 * 1e6
     assert "layout given coordinates" in out
+
+
+@pytest.mark.parametrize("backend", ["sim", pytest.param("interpret", marks=pytest.mark.jax)])
+def test_parameters_reach_the_kernel_and_its_inputs(tpusim, backend):
+    shutil.copy(KERNELS / "matmul_pipeline.py", "mm.py")
+    options = ["--mesh", "x=1", "--shape", "16,256", "--backend", backend, "--json", "-"]
+    blocks = ["--param", "bm=8", "--param", "bn=128", "--param", "bk=128", "--param", "columns=256"]
+    code, out, err = tpusim("run", "mm.py", *options, *blocks)
+    assert (code, json.loads(out)["ok"]) == (0, True), err
+    if backend == "sim":
+        assert json.loads(out)["dmas"] == 2 * 2 * 2 * 2 + 2 * 2  # blocks of A and B at each step, then of C
+    code, out, err = tpusim("run", "mm.py", *options, *blocks, "--param", "bm=5")
+    assert code == 1
+    assert "16 rows of A are not divisible into blocks of 5" in json.loads(out)["error"]
 
 
 def test_mesh_may_be_a_bare_number_and_chip_an_own_file(tpusim):
@@ -320,7 +335,9 @@ def test_ctrl_c_gives_the_report(tpusim):
         (["k.py", "--json", "no/r.json"], "cannot write no/r.json: there is no directory no"),
         (["k.py", "--trace", "."], "cannot write .: it is a directory"),
         (["few.py", "--dtype", "int8"],
-         "--dtype: inputs() of few.py has no such parameter; it has: devices, shape"),
+         "few.py: nothing takes a parameter 'dtype'; inputs() has: shape"),
+        (["k.py", "--param", "bm"], "--param takes KEY=VALUE such as bm=128, not 'bm'"),
+        (["k.py", "--param", "bm=128"], "k.py: nothing takes a parameter 'bm'; inputs() has: shape, dtype, seed"),
         (["axis.py"], "there is no mesh axis '[red]y'; the kernel has ('x',)  [axis.py:35]"),
     ],
 )  # fmt: skip

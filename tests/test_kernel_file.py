@@ -111,3 +111,21 @@ def test_functions_that_are_no_kernel_are_refused(write):
     refused(f"{path}:inputs", f"{path}: 'inputs' is no kernel; kernels in it: kernel, other")
     refused(f"{path}:reference", f"{path}: 'reference' is no kernel; kernels in it: kernel, other")
     refused(f"{path}:fori_loop", f"{path}: 'fori_loop' is no kernel; kernels in it: kernel, other")
+
+
+def test_a_factory_makes_the_kernel_with_other_parameters(write):
+    factory = """
+
+    def make_kernel(bm=1, bn=2):
+        return tpusim.Kernel(fn, out_shape=lambda x: x, name=f"blocks_{bm}_{bn}")
+    """
+    loaded = load_file(str(write(GOOD + factory)))
+    assert loaded.parameters == {"make_kernel": ["bm", "bn"], "inputs": ["seed", "more"]}
+    assert loaded.made({"bn": 8, "seed": 1}).name == "blocks_1_8"
+    assert loaded.made({"seed": 1}) is loaded.kernel
+
+
+def test_the_digest_is_of_the_content(write):
+    first, same, other = write(GOOD), write(GOOD, "same.py"), write(GOOD + "\n    x = 1\n", "other.py")
+    digests = [load_file(str(path)).digest for path in (first, same, other)]
+    assert digests[0] == digests[1] != digests[2]

@@ -1,7 +1,9 @@
 """FILE, the argument of most commands: ``path.py[:name]``, a Python file that holds a kernel.
 
 The file is executed, once, under a module name of its own; next to the kernel it has ``inputs(...)``,
-whose parameters all have defaults, and perhaps ``reference`` and ``lower_bound``.
+whose parameters all have defaults, and perhaps ``reference`` and ``lower_bound``.  A kernel with parameters
+of its own, block sizes for one, has a factory beside it, ``make_kernel(bm=256, ...)``; ``kernel`` is then what
+the factory makes by default (for another ``name`` the factory is ``make_name``).
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import hashlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -37,6 +39,32 @@ class KernelFile:
     """``lower_bound(slice, *inputs)``: no run on that slice can be faster."""
     path: Path
     name: str
+    make: Callable[..., Any] | None = None
+    """``make_kernel(**parameters)``: the kernel with other parameters than by default."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the file's content."""
+        return hashlib.sha256(self.path.read_bytes()).hexdigest()
+
+    @property
+    def parameters(self) -> dict[str, list[str]]:
+        """Names that ``make_kernel`` and ``inputs`` take, by function; devices are the mesh's business."""
+        functions = {f"make_{self.name}": self.make, "inputs": self.inputs}
+        return {
+            name: [each for each in inspect.signature(function).parameters if each != "devices"]
+            for name, function in functions.items()
+            if function is not None
+        }
+
+    def made(self, parameters: Mapping[str, Any]) -> Kernel | Callable[..., Any]:
+        """The kernel with those of ``parameters`` that its factory takes; the kernel itself where there are none."""
+        own = {} if self.make is None else {key: parameters[key] for key in self._own if key in parameters}
+        return self.make(**own) if self.make is not None and own else self.kernel
+
+    @property
+    def _own(self) -> list[str]:
+        return self.parameters[f"make_{self.name}"]
 
 
 def load_file(spec: str) -> KernelFile:
@@ -64,8 +92,15 @@ def load_file(spec: str) -> KernelFile:
             parameter.VAR_KEYWORD,
         ):
             raise OptionError(f"{path}: parameter {parameter.name!r} of inputs() needs a default")
+    make = getattr(module, f"make_{name}", None)
     return KernelFile(
-        kernel, inputs, getattr(module, "reference", None), getattr(module, "lower_bound", None), path, name
+        kernel,
+        inputs,
+        getattr(module, "reference", None),
+        getattr(module, "lower_bound", None),
+        path,
+        name,
+        make if callable(make) else None,
     )
 
 

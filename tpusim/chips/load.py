@@ -52,18 +52,18 @@ def load_chip(name_or_path: str | Path, overrides: Mapping[str, Any] | None = No
     return _validated(data, text)
 
 
-def parse_set(text: str) -> tuple[str, Any]:
+def parse_set(text: str, option: str = "--set", example: str = "ici.link_bandwidth=90e9") -> tuple[str, Any]:
     """``"ici.link_bandwidth=90e9"`` -> ``("ici.link_bandwidth", 90e9)``; the value is a TOML value, never evaluated."""
     key, equals, value = (part.strip() for part in text.partition("="))
     if not (key and equals and value):
-        raise OptionError(f"--set takes KEY=VALUE such as ici.link_bandwidth=90e9, not {text!r}")
+        raise OptionError(f"{option} takes KEY=VALUE such as {example}, not {text!r}")
     try:
         parsed = tomllib.loads(f"value = {value}") if "\n" not in value and "\r" not in value else {}
     except tomllib.TOMLDecodeError:
         parsed = {}
     if set(parsed) != {"value"}:
         raise OptionError(
-            f'--set {key}: {value!r} is not a TOML value (a number, true, false, a "text" in quotes, a [list])'
+            f'{option} {key}: {value!r} is not a TOML value (a number, true, false, a "text" in quotes, a [list])'
         )
     return key, parsed["value"]
 

@@ -9,6 +9,10 @@ import typer
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="Override a chip number: ici.link_bandwidth=90e9. Repeatable.")
 ]
+Params = Annotated[
+    list[str] | None,
+    typer.Option("--param", help="A parameter of the file's make_kernel() or inputs(): bm=128. Repeatable."),
+]
 LayoutText = Annotated[
     str | None,
     typer.Option("--layout", help="How a mesh lies on the slice: auto, ring, row-major or [[0,0],[0,1],...]."),

@@ -13,7 +13,7 @@ import typer
 
 from tpusim.chips import parse_set
 from tpusim.cli.console import make_console, one_line
-from tpusim.cli.options import Checks, Chip, Cores, LayoutText, OnFinding, Overrides
+from tpusim.cli.options import Checks, Chip, Cores, LayoutText, OnFinding, Overrides, Params
 from tpusim.cli.progress import RunProgress
 from tpusim.cli.report import show
 from tpusim.errors import OptionError
@@ -32,6 +32,7 @@ def run(
     shape: Annotated[str | None, typer.Option(help="Shape of one device's shard: 8,128.")] = None,
     dtype: Annotated[str | None, typer.Option(help="Element type of the inputs, such as bfloat16.")] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the inputs and of the run.")] = None,
+    param: Params = None,
     set_: Overrides = None,
     layout: LayoutText = None,
     cores: Cores = None,
@@ -70,7 +71,8 @@ def run(
         raise OptionError("--trace takes the path of a file, not - for the standard output")
     for path in (json_file, trace):
         check_writable(path)
-    parameters = {"shape": _shape(shape), "dtype": _dtype(dtype), "seed": seed}
+    own = dict(parse_set(text, "--param", "bm=128") for text in param or ())
+    parameters = own | {"shape": _shape(shape), "dtype": _dtype(dtype), "seed": seed}
     given_parameters = {name: value for name, value in parameters.items() if value is not None}
     job = Job(file, options, given_parameters, backend, detail=trace is not None)
     is_json_out = json_file == "-"

@@ -41,7 +41,10 @@ _FIELDS = (
 
 @dataclass(frozen=True)
 class Job:
-    """What to run: FILE, the run options that were given, and the parameters of ``inputs()`` that were given."""
+    """What to run: FILE, the run options that were given, and the parameters that were given.
+
+    A parameter goes to ``make_kernel()`` and to ``inputs()``, whichever takes one of its name.
+    """
 
     file: str
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -118,7 +121,7 @@ def run_job(job: Job, progress: Progress | None = None) -> Outcome:
 
 def _run(job: Job, outcome: Outcome, progress: Progress | None) -> None:
     loaded = load_file(job.file)
-    kernel = loaded.kernel
+    kernel = loaded.made(_known(loaded, job))
     if not isinstance(kernel, Kernel):
         _run_captured(loaded, kernel, outcome)
         return
@@ -200,7 +203,7 @@ def _interpret(job: Job, outcome: Outcome, arrays: Any) -> tuple[Any, ...] | Non
         return None
     mesh = outcome.place.axis_sizes if outcome.place is not None else {}
     try:
-        return interpret_in_subprocess(job.file, mesh, arrays)
+        return interpret_in_subprocess(job.file, mesh, arrays, parameters=job.parameters)
     except InterpretError as error:
         if f"{NotModelledError.__name__}:" in str(error):
             outcome.not_possible = str(error)
@@ -216,13 +219,19 @@ def _devices(place: Place) -> int | tuple[int, ...]:
 
 
 def _parameters(loaded: KernelFile, job: Job, devices: int | tuple[int, ...] | None) -> dict[str, Any]:
-    """Arguments of ``inputs()``: the devices where they are known, and what was given on the command line."""
-    takes = _accepted(loaded.inputs, ({} if devices is None else {"devices": devices}) | dict(job.parameters))
-    missing = [name for name in job.parameters if name not in takes and name != "seed"]
-    if missing:
-        has = ", ".join(inspect.signature(loaded.inputs).parameters) or "none"
-        raise OptionError(f"--{missing[0]}: inputs() of {loaded.path} has no such parameter; it has: {has}")
-    return takes
+    """Arguments of ``inputs()``: the devices where they are known, and what was given."""
+    return _accepted(loaded.inputs, ({} if devices is None else {"devices": devices}) | dict(job.parameters))
+
+
+def _known(loaded: KernelFile, job: Job) -> Mapping[str, Any]:
+    """The given parameters; raises ``OptionError`` for one that neither function of FILE takes."""
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(loaded.inputs).parameters.values())
+    known = {name for names in loaded.parameters.values() for name in names} | {"seed"}
+    for name in job.parameters:
+        if name not in known and not takes_any:
+            has = "; ".join(f"{function}() has: {', '.join(names)}" for function, names in loaded.parameters.items())
+            raise OptionError(f"{loaded.path}: nothing takes a parameter {name!r}; {has}")
+    return job.parameters
 
 
 def _accepted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:

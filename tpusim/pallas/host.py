@@ -6,6 +6,7 @@ devices to be declared before jax starts; so every run gets a process of its own
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -37,12 +38,17 @@ class InterpretTimeoutError(InterpretError, TimeoutError):
 
 
 def interpret_in_subprocess(
-    file: str, mesh: Mapping[str, int], arrays: Sequence[Any], timeout_s: float = 120
+    file: str,
+    mesh: Mapping[str, int],
+    arrays: Sequence[Any],
+    timeout_s: float = 120,
+    parameters: Mapping[str, Any] | None = None,
 ) -> tuple[np.ndarray[Any, Any], ...]:
     """The GLOBAL outputs of ``path.py[:name]`` for GLOBAL ``arrays``, through Pallas's TPU interpret mode.
 
-    ``mesh`` maps axis names to sizes.  Raises :class:`OptionError` where this Python has no jax,
-    :class:`InterpretError`, or :class:`InterpretTimeoutError` after ``timeout_s`` seconds.
+    ``mesh`` maps axis names to sizes; of ``parameters`` the file's ``make_kernel()`` gets those it takes.  Raises
+    :class:`OptionError` where this Python has no jax, :class:`InterpretError`, or :class:`InterpretTimeoutError`
+    after ``timeout_s`` seconds.
     """
     if find_spec("jax") is None:
         raise OptionError("interpret mode needs jax in this Python: pip install 'tpusim[pallas]'")
@@ -52,6 +58,7 @@ def interpret_in_subprocess(
         save_arrays(inputs, arrays)
         command = [sys.executable, "-m", "tpusim.pallas.run", file, "--mesh", mesh_text]
         command += ["--inputs", str(inputs), "--outputs", str(outputs)]
+        command += ["--parameters", json.dumps(dict(parameters or {}), default=str)]
         try:
             child = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
         except subprocess.TimeoutExpired as error:

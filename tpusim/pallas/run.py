@@ -9,6 +9,7 @@ and writes its GLOBAL outputs.  An error goes to standard error, its message las
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import traceback
 from math import prod
@@ -27,6 +28,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--mesh", required=True, help="sizes of the kernel's axes: x=4 or x=2,y=2")
     parser.add_argument("--inputs", type=Path, help="GLOBAL input arrays (.npz); default: the file's inputs()")
     parser.add_argument("--outputs", type=Path, required=True, help="where to write the GLOBAL outputs (.npz)")
+    parser.add_argument("--parameters", type=json.loads, default={}, help="those of the file's make_kernel(), as JSON")
     options = parser.parse_args(arguments)
     sizes = parse_mesh(options.mesh)
     declare_host_devices(prod(sizes.values()))
@@ -40,9 +42,10 @@ def main(arguments: list[str] | None = None) -> None:
     loaded = load_file(options.file)
     arrays = load_arrays(options.inputs) if options.inputs else loaded.inputs()
     mesh = jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(jax.sharding.AxisType.Auto,) * len(sizes))
-    if not isinstance(loaded.kernel, Kernel):
+    kernel = loaded.made(options.parameters)
+    if not isinstance(kernel, Kernel):
         raise OptionError(f"{options.file}: {loaded.name} is a JAX function, not a tpusim.Kernel")
-    outputs = loaded.kernel.pallas(mesh, interpret=True)(*arrays)
+    outputs = kernel.pallas(mesh, interpret=True)(*arrays)
     save_arrays(options.outputs, outputs if isinstance(outputs, tuple) else (outputs,))
 
 
