@@ -76,6 +76,19 @@ class Where(NamedTuple):
         return f"{short_path(self.file)}:{self.line}"
 
 
+class FunctionLine(Where):
+    """A line that knows the function it stands in; equal to the plain one."""
+
+    function: str
+
+    @classmethod
+    def of(cls, file: str, line: int, function: str) -> FunctionLine:
+        """The line of a function."""
+        made = cls(file, line)
+        made.function = function
+        return made
+
+
 class Site(NamedTuple):
     """A place in running code, cheap to take; ``where()`` finds its line when somebody asks."""
 

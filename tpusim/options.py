@@ -10,13 +10,12 @@ from typing import Any, Literal
 
 from tpusim.chips import ChipSpec, load_chip
 from tpusim.errors import OptionError
+from tpusim.faults import Fault, parse_faults
+from tpusim.schedules import Schedule, check_schedule, make_schedule, split_token
 from tpusim.topology import Layout, Slice, mesh_devices
 from tpusim.units import PS_PER_US
 
 LATER = {
-    "schedule": "schedules other than the default one",
-    "faults": "fault injection",
-    "replay": "replay of a schedule",
     "compute": "compiler-exact compute cost",
 }
 """Options of the interface that have nothing behind them yet."""
@@ -34,6 +33,10 @@ class RunOptions:
     ``data``: carry array contents.  ``on_finding``: ``raise`` or ``record``.
     ``checks``: ``observed`` looks for races on the observed schedule; ``none`` does not and is faster, and
     reports only an access to what a copy has in flight at that very moment.
+    ``schedule``: the order in which things happen that may happen in any order: ``default``, ``random`` (times drawn
+    from ``seed`` within the chip's intervals), ``shuffle`` (any legal order, drawn from ``seed``), ``eager``, ``lazy``,
+    ``newest``, ``split``, ``slow-device:(0,)``, ``slow-link:(0,0)-(1,0)``.  ``faults``: see :mod:`tpusim.faults`.
+    ``replay``: the token of a finding, in place of both.
     ``max_time``: simulated microseconds.  ``max_events``: events of the simulation, and operations of one core.
     """
 
@@ -47,6 +50,9 @@ class RunOptions:
     data: bool = True
     on_finding: Literal["raise", "record"] = "raise"
     checks: Literal["observed", "none"] = "observed"
+    schedule: str = "default"
+    faults: str | Sequence[str | Fault] = ()
+    replay: str | None = None
     max_time: float | None = None
     max_events: int | None = None
 
@@ -88,6 +94,27 @@ class RunOptions:
             raise OptionError(f"slice is a text such as 'v5e:4x4', not {self.slice!r}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise OptionError(f"seed is an integer, not {self.seed!r}")
+        self._check_schedule()
+
+    def _check_schedule(self) -> None:
+        for name, value in (("schedule", self.schedule), ("replay", self.replay or "")):
+            if not isinstance(value, str):
+                raise OptionError(f"{name} is a text, not {value!r}")
+        check_schedule(self.schedule)
+        given = parse_faults(self.faults, self.seed)
+        if self.replay is not None:
+            split_token(self.replay)
+            if self.schedule != "default" or given:
+                raise OptionError("replay says schedule and faults itself: leave these two out")
+
+    def steering(self, slice_: Slice) -> tuple[Schedule, tuple[Fault, ...]] | None:
+        """The schedule and the faults of a run on a slice; ``None`` for the default schedule without faults."""
+        schedule, faults = self.schedule, self.faults
+        if self.replay is not None:
+            schedule, faults = split_token(self.replay)
+        if schedule == "default" and not faults:
+            return None
+        return make_schedule(schedule, self.seed, slice_), parse_faults(faults, self.seed)
 
     @property
     def max_ps(self) -> int | None:

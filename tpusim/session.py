@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from tpusim.errors import FindingError, InterruptedRunError, NotModelledError, error_for
+from tpusim.errors import FindingError, InterruptedRunError, NotModelledError, OptionError, error_for
 from tpusim.findings import CONTINUABLE, Finding, Severity
 from tpusim.judges.deadlock import find_deadlock
 from tpusim.judges.exit_audit import audit_exit
@@ -17,6 +18,7 @@ from tpusim.judges.races import RaceJudge
 from tpusim.machine.calls import Call
 from tpusim.machine.core import Core
 from tpusim.machine.machine import Machine
+from tpusim.observe import Observer
 from tpusim.options import Place, RunOptions
 from tpusim.result import CallRecord, Result
 from tpusim.trace.log import EventLog
@@ -38,17 +40,7 @@ class Session:
         self.log = EventLog(accesses=detail)
         self.printed: list[str] = []
         races = RaceJudge() if options.checks == "observed" else None
-        self.machine = Machine(
-            self.place.slice,
-            self.place.chip,
-            self.place.axis_sizes,
-            self.place.devices,
-            data=options.data,
-            on_finding=options.on_finding,
-            observers=[self.log] if races is None else [self.log, races],
-            max_events=options.max_events,
-            max_ps=options.max_ps,
-        )
+        self.machine = _machine(options, self.place, [self.log] if races is None else [self.log, races])
         if races is not None:
             races.attach(self.machine)
         if detail and len(self.place.devices) <= _MOST_WITH_RATES:
@@ -91,6 +83,10 @@ class Session:
             failure = self._judge(before_exit)
         if failure is None or failure.finding.kind in CONTINUABLE:
             outputs = body()
+            misfit = machine.misfit()
+            if misfit is not None:
+                raise OptionError(f"the schedule does not fit this run: {misfit}")
+        self._stamp(failure)
         result = self._result(outputs, wall_s)
         always = isinstance(failure, NotModelledError | InterruptedRunError)
         if failure is not None and (machine.raises or always):
@@ -103,12 +99,23 @@ class Session:
         """Give an error from before the first event what there is of findings and result."""
         if error.finding not in self.machine.findings:
             self.machine.findings.append(error.finding)
+        self._stamp(error)
         error.findings = list(self.machine.findings)
         error.result = self._result(None, 0.0)
 
+    def _stamp(self, failure: FindingError | None) -> None:
+        """Give the findings what replays them."""
+        token, findings = self.machine.token, self.machine.findings
+        if token is None:
+            return
+        for number, finding in enumerate(findings):
+            findings[number] = replace(finding, token=token)
+            if failure is not None and failure.finding is finding:
+                failure.finding = findings[number]
+
     def _judge(self, before_exit: Callable[[], Sequence[Finding]]) -> FindingError | None:
         machine = self.machine
-        deadlock = find_deadlock(machine, self.log)
+        deadlock = find_deadlock(machine, self.log, machine.absent())
         found = [deadlock] if deadlock is not None else [*before_exit(), *audit_exit(machine, self.log)]
         machine.findings += found
         if deadlock is not None:
@@ -127,6 +134,7 @@ class Session:
             trace=self.log,
             place=self.place,
             seed=self.options.seed,
+            token=machine.token,
             wall_s=wall_s,
             links={machine.wiring.link_name(index): link for index, link in machine.wiring.links.items()},
             hbms={hbm.name: hbm for hbm in machine.wiring.hbms.values()},
@@ -134,6 +142,22 @@ class Session:
             rates=machine.fabric.rate_log,
             printed=tuple(self.printed),
         )
+
+
+def _machine(options: RunOptions, place: Place, observers: Sequence[Observer]) -> Machine:
+    """The plain machine; one with a schedule and faults only where there are any."""
+    where = place.slice, place.chip, place.axis_sizes, place.devices
+    how: dict[str, Any] = {
+        "data": options.data, "on_finding": options.on_finding, "observers": observers,
+        "max_events": options.max_events, "max_ps": options.max_ps,
+    }  # fmt: skip
+    steering = options.steering(place.slice)
+    if steering is None:
+        return Machine(*where, **how)
+    from tpusim.machine.scheduled import ScheduledMachine
+
+    schedule, faults = steering
+    return ScheduledMachine(*where, schedule=schedule, faults=faults, **how)
 
 
 def _record(call: Call) -> CallRecord:

@@ -28,9 +28,8 @@ def find_deadlock(
     if not stuck:
         return None
     started = [core for core in machine.cores if core in elsewhere or core.call is not None or core.done]
-    lines = [
-        f"{len(stuck)} of {len(started)} devices can never proceed (t = {Duration(machine.env.now)}, default schedule)."
-    ]
+    when = f"t = {Duration(machine.env.now)}, {machine.schedule_title}"
+    lines = [f"{len(stuck)} of {len(started)} devices can never proceed ({when})."]
     givers = _Givers(log)
     for group in _groups(stuck, elsewhere):
         if group[0] in elsewhere:

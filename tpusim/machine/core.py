@@ -43,6 +43,9 @@ class Core:
         "semaphores", "wait_ps",
     )  # fmt: skip
 
+    copy_type: type[Copy] = Copy
+    signal_type: type[Signal] = Signal
+
     def __init__(self, machine: Machine, device: int) -> None:
         self.machine = machine
         self.env = machine.env
@@ -142,7 +145,7 @@ class Core:
         self.operations = number = self.operations + 1
         key = (src.device, src.spec.space_code, dst.device, dst.spec.space_code)
         route = machine.wiring.routes.get(key) or machine.wiring.route(src, dst)
-        copy = Copy(self, src, src_region, dst, dst_region, src_sem, dst_sem, route, number, site)
+        copy = self.copy_type(self, src, src_region, dst, dst_region, src_sem, dst_sem, route, number, site)
         if priority:
             copy.priority = priority
         if add:
@@ -241,7 +244,7 @@ class Core:
             return
         arrival = now + timing.remote_signal_ps + machine.wiring.hop_ps(self.device, semaphore.device)
         env = self.env
-        event = Signal(self, semaphore, amount, site)
+        event = self.signal_type(self, semaphore, amount, site)
         env.schedule(event, SIGNAL + self.order + number, arrival - env.now)
 
     def join(self) -> bool:

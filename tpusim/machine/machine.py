@@ -38,7 +38,16 @@ class Machine(Reporting):
     ``devices[i]`` is the slice's device at row-major mesh position i; ``axis_sizes`` are the mesh axes in
     order.  ``data=False`` runs without array contents (SMEM stays real).  ``on_finding`` is ``"raise"``
     or ``"record"``.  Life cycle: make it, ``new_call``, put a program on each core (``launch``), ``run``.
+
+    The parts it is built of are class attributes: :class:`tpusim.machine.scheduled.ScheduledMachine` has others, so
+    that schedules and faults cost nothing where there are none.
     """
+
+    core_type: type[Core] = Core
+    call_type: type[Call] = Call
+    schedule_title = "default schedule"
+    token: str | None = None
+    """What replays the run; ``None`` for the default schedule."""
 
     def __init__(
         self,
@@ -69,19 +78,22 @@ class Machine(Reporting):
         self.timing = Timing(chip)
         self.tiling = Tiling({bits: chip.tile(bits)[0] for bits in (32, 16, 8, 4)}, chip.dma.short_run.integer)
         self.tiling.sublanes_by_bits[64] = self.tiling.sublanes_by_bits[32]
-        self.wiring = Wiring(slice_, devices, self.timing)
+        self.wiring = self._wire()
         self.fabric = Fabric(self.env, SOLVE)
         self.signal_callbacks: list[Callable[[Any], None]] = [self._signal]
-        self.cores = [Core(self, device) for device in range(len(devices))]
+        self.cores = [self.core_type(self, device) for device in range(len(devices))]
         self.calls: list[Call] = []
         self.barriers: dict[Any, list[Semaphore]] = {}
         self.routing_sites: list[Any] = []
 
     # -- building -------------------------------------------------------------------------------
 
+    def _wire(self) -> Wiring:
+        return Wiring(self.slice, self.devices, self.timing)
+
     def new_call(self, name: str, vmem_limit_bytes: int | None = None, where: Where | None = None) -> Call:
         """A call of a kernel, defined at ``where``, on all devices; add its buffers and semaphores, then launch it."""
-        call = Call(self, name, vmem_limit_bytes, where)
+        call = self.call_type(self, name, vmem_limit_bytes, where)
         self.calls.append(call)
         return call
 
@@ -181,7 +193,7 @@ class Machine(Reporting):
         enabled = gc.isenabled()
         gc.disable()
         try:
-            while self._run_some():
+            while self._run_some() or self._release():
                 if progress is not None:
                     progress(self.env.now, self.events)
         except KeyboardInterrupt as error:
@@ -189,6 +201,18 @@ class Machine(Reporting):
         finally:
             if enabled:
                 gc.enable()
+
+    def _release(self) -> bool:
+        """Let happen what was held until nothing else moves; false where there is nothing."""
+        return False
+
+    def absent(self) -> dict[Core, tuple[str, Where | None]]:
+        """Devices that never begin, and why."""
+        return {}
+
+    def misfit(self) -> str | None:
+        """What of the schedule that was asked for did not fit the run that is over."""
+        return None
 
     def _run_some(self) -> bool:
         """Run a number of events within the limits; false once there are none."""

@@ -67,10 +67,10 @@ class Wiring:
         key = (source, target)
         found = self._hops.get(key)
         if found is None:
-            ends = self.devices[source], self.devices[target]
             if self._hbm_per_device:
-                found = self._latency(topology.route(self.slice, *ends).links)
+                found = self._latency(self.way(source, target).links)
             else:
+                ends = self.devices[source], self.devices[target]
                 found = topology.hops(self.slice, *ends) * self.timing.hop_ps
             self._hops[key] = found
         return found
@@ -96,6 +96,10 @@ class Wiring:
         """``link (1,0)->(2,0)``."""
         return f"link {topology.link(self.slice, index)}"
 
+    def way(self, source: int, target: int) -> topology.Route:
+        """The links between two mesh devices."""
+        return topology.route(self.slice, self.devices[source], self.devices[target])
+
     def _is_die_link(self, index: int) -> bool:
         return self._hbm_per_device and topology.link(self.slice, index).kind == "d2d"
 
@@ -111,7 +115,7 @@ class Wiring:
             links: tuple[int, ...] = ()
         else:
             kind = "remote"
-            way = topology.route(self.slice, self.devices[source], self.devices[target])
+            way = self.way(source, target)
             links, warns = way.links, way.warns
         path = Path((*ends, *(self.link(index) for index in links)), self.timing.rate(kind))
         return Route(kind, path, self.timing.start_ps(kind), self._latency(links), links, warns)

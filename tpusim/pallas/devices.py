@@ -167,7 +167,8 @@ class _Host(Evaluator):
         if all(core.done for core in cores):
             return
         waiting = {core: what for meeting in self.run_.meetings.values() for core, what in meeting.stuck()}
-        deadlock = find_deadlock(self.run_.machine, self.run_.session.log, waiting)
+        machine = self.run_.machine
+        deadlock = find_deadlock(machine, self.run_.session.log, {**machine.absent(), **waiting})
         if deadlock is not None:
             raise error_for(deadlock)
 

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from tpusim.errors import NotModelledError
-from tpusim.findings import Finding, Kind, Where
+from tpusim.findings import Finding, FunctionLine, Kind, Where
 from tpusim.pallas.internals.versions import PrivateModule
 from tpusim.pallas.own_values import OWN_VALUES
 
@@ -152,7 +152,7 @@ def where_of_equation(eqn: Any) -> Where | None:
         return known
     for frame in _source_info_util.user_frames(getattr(eqn.source_info, "traceback", None)):
         if not frame.file_name.startswith(_OWN_FILES):
-            return Where(frame.file_name, frame.start_line)
+            return FunctionLine.of(frame.file_name, frame.start_line, frame.function_name)
     return None
 
 
