@@ -17,7 +17,7 @@ import typer
 
 from tpusim.chips import parse_set
 from tpusim.cli.console import make_console, plain, styled
-from tpusim.cli.options import Checks, Chip, Cores, LayoutText, OnFinding, Overrides
+from tpusim.cli.options import Checks, Chip, Cores, Faults, LayoutText, OnFinding, Overrides, Replay, ScheduleText
 from tpusim.cli.run import check_writable, parse_layout
 from tpusim.errors import OptionError
 from tpusim.job import Status
@@ -43,6 +43,9 @@ def exec_(
     on_finding: OnFinding = None,
     max_time: Annotated[float | None, typer.Option(help="Most simulated microseconds of a kernel.")] = None,
     max_events: Annotated[int | None, typer.Option(help="Most events of a kernel.")] = None,
+    schedule: ScheduleText = None,
+    fault: Faults = None,
+    replay: Replay = None,
     chip: Chip = None,
     arrive_timeout: Annotated[
         float, typer.Option(help="Seconds that a device waits at a kernel for the others of its mesh.")
@@ -64,6 +67,9 @@ def exec_(
         "on_finding": on_finding,
         "max_time": max_time,
         "max_events": max_events,
+        "schedule": schedule,
+        "faults": tuple(fault) if fault else None,
+        "replay": replay,
         "chip": chip,
     }
     options = {name: value for name, value in given.items() if value is not None}

@@ -24,3 +24,20 @@ Checks = Annotated[
 ]
 OnFinding = Annotated[str | None, typer.Option("--on-finding", help="raise or record.")]
 Chip = Annotated[str | None, typer.Option("--chip", help="Your own chip, a TOML file.")]
+ScheduleText = Annotated[
+    str | None,
+    typer.Option(
+        "--schedule",
+        help="Order of what may happen in any order: default, random, shuffle (both drawn from --seed), eager, lazy, "
+        "newest, split, slow-device:0, slow-link:0.0-1.0.",
+    ),
+]
+Faults = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fault",
+        help="link:0.0-1.0:dead[,reroute], link:0.0-1.0:slow=4, chip:1.0:slow=2, jitter:200ns, device:2:late=50us, "
+        "device:2:never. Repeatable.",
+    ),
+]
+Replay = Annotated[str | None, typer.Option("--replay", help="Schedule and faults of a finding: its token.")]

@@ -13,7 +13,18 @@ import typer
 
 from tpusim.chips import parse_set
 from tpusim.cli.console import make_console, one_line
-from tpusim.cli.options import Checks, Chip, Cores, LayoutText, OnFinding, Overrides, Params
+from tpusim.cli.options import (
+    Checks,
+    Chip,
+    Cores,
+    Faults,
+    LayoutText,
+    OnFinding,
+    Overrides,
+    Params,
+    Replay,
+    ScheduleText,
+)
 from tpusim.cli.progress import RunProgress
 from tpusim.cli.report import show
 from tpusim.errors import OptionError
@@ -22,7 +33,20 @@ from tpusim.result import Result
 from tpusim.specs import as_dtype
 from tpusim.trace.perfetto import write_trace
 
-_SIM_ONLY = ("set", "chip", "layout", "cores", "data", "checks", "on_finding", "max_time", "max_events")
+_SIM_ONLY = (
+    "set",
+    "chip",
+    "layout",
+    "cores",
+    "data",
+    "checks",
+    "on_finding",
+    "max_time",
+    "max_events",
+    "schedule",
+    "faults",
+    "replay",
+)
 
 
 def run(
@@ -41,6 +65,9 @@ def run(
     on_finding: OnFinding = None,
     max_time: Annotated[float | None, typer.Option(help="Most simulated microseconds.")] = None,
     max_events: Annotated[int | None, typer.Option(help="Most events, and most operations of one core.")] = None,
+    schedule: ScheduleText = None,
+    fault: Faults = None,
+    replay: Replay = None,
     chip: Chip = None,
     backend: Annotated[str, typer.Option(help="sim, or interpret: JAX's TPU interpret mode.")] = "sim",
     json_file: Annotated[str | None, typer.Option("--json", help="Write the result as JSON; - for stdout.")] = None,
@@ -63,6 +90,9 @@ def run(
         "on_finding": on_finding,
         "max_time": max_time,
         "max_events": max_events,
+        "schedule": schedule,
+        "faults": tuple(fault) if fault else None,
+        "replay": replay,
         "chip": chip,
     }
     options = {name: value for name, value in given.items() if value is not None}
