@@ -351,12 +351,33 @@ def test_bad_arguments_are_one_line(tpusim, arguments, message):
 
 
 def test_usage_errors_are_2(tpusim):
-    status, out, err = tpusim("run", "k.py", "--schedule", "random")
+    status, out, err = tpusim("run", "k.py", "--compute", "compiler")
     assert (status, out) == (2, "")
-    assert err.splitlines()[-1].startswith("Error: No such option: --schedule")
+    assert err.splitlines()[-1].startswith("Error: No such option: --compute")
     assert tpusim("run")[0] == 2
     assert tpusim("walk")[0] == 2
     assert tpusim("run", "k.py", "--seed", "x")[0] == 2
+
+
+def test_schedules_faults_and_tokens(tpusim):
+    run = "run", KERNELS / "ring_all_gather.py", "--slice", "v5e:2x2", "--json", "-"
+    shuffled = tpusim(
+        *run, "--schedule", "shuffle", "--seed", "5", "--fault", "jitter:1us", "--fault", "chip:1.0:slow=2"
+    )
+    assert (shuffled[0], shuffled[2].splitlines()[1]) == (0, "result       equal   (against reference())")
+    made = strict_json(shuffled[1])
+    assert made["token"] == "t1:shuffle:5~jitter:1us:seed=5~chip:1.0:slow=2"
+    replayed = strict_json(tpusim(*run, "--replay", made["token"])[1])
+    assert (replayed["token"], replayed["time_us"]) == (made["token"], made["time_us"])
+    status, out, _ = tpusim(*run, "--fault", "link:(0,0)-(1,0):dead")
+    finding = strict_json(out)["findings"][0]
+    assert (status, finding["kind"], finding["token"]) == (1, "link-down", "t1:default~link:0.0-1.0:dead")
+    status, _, err = tpusim(*run, "--replay", "t1:hold:1/kernel/start40/writer")
+    assert (status, err) == (
+        2,
+        "Error: the schedule does not fit this run: there is no copy start 40 in kernel() on device (1,): kernel() has "
+        "only 4 copies there\n",
+    )
 
 
 def test_not_modelled_is_3(tpusim):

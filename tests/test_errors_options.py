@@ -25,12 +25,9 @@ def _nothing(*refs):
     [
         ({"mash": 4}, "there is no run option 'mash'. Did you mean 'mesh'?"),
         ({"zzz": 4}, f"there is no run option 'zzz'. There are: {', '.join(sorted(OPTIONS))}."),
-        (
-            {"schedule": "random"},
-            "option 'schedule': schedules other than the default one cannot be chosen in this version of tpusim.",
-        ),
-        ({"faults": ()}, "option 'faults': fault injection cannot be chosen in this version of tpusim."),
-        ({"replay": ""}, "option 'replay': replay of a schedule cannot be chosen in this version of tpusim."),
+        ({"schedule": "randon"}, "there is no schedule 'randon'; did you mean 'random'?"),
+        ({"faults": 3}, "faults is a list of texts such as 'jitter:200ns', not 3"),
+        ({"replay": ""}, "replay: '' is no token; one begins with t1: and stands with each finding"),
         (
             {"compute": "compiler"},
             "option 'compute': compiler-exact compute cost cannot be chosen in this version of tpusim.",

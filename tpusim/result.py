@@ -80,9 +80,11 @@ class Result:
     def interval(self) -> Interval | None:
         """How far ``time`` can be trusted; worked out when first asked for, by timing the recorded run again.
 
-        ``None`` for a run that stopped on its way, and for one of very many operations.
+        ``None`` for a run that stopped on its way, one of very many operations, and one with a schedule or faults.
         """
-        return interval_of(self.trace, self.cores, self.place, self.time) if self.is_complete and self.cores else None
+        if not self.is_complete or not self.cores or self.token is not None:
+            return None
+        return interval_of(self.trace, self.cores, self.place, self.time)
 
     @property
     def interval_us(self) -> tuple[float, float] | None:
@@ -157,6 +159,8 @@ class Result:
             f"{self.slice}, mesh {mesh}, layout {layout} (at most {max(hops, default=0)} hops to a neighbour)",
             f"time         {self.time}   ({self._trust() if self.is_complete else 'where the run stopped'})",
         ]
+        if self.token is not None:
+            lines.append(f"schedule     {self.token}")
         if self.lower_bound is not None:
             ratio = f"   ({self.ratio:.2f}x)" if self.ratio is not None else ""
             lines.append(f"lower bound  {self.lower_bound}{ratio}")
@@ -171,6 +175,8 @@ class Result:
 
     def _trust(self) -> str:
         """``3.0 to 4.1 us; fitted, estimate figures, ici.hop_latency above all``."""
+        if self.token is not None:
+            return "what this schedule and these faults make of it, no prediction"
         interval = self.interval
         figures = f"{', '.join(self.basis)} figures"
         if interval is None:
