@@ -35,7 +35,7 @@ LAYERS = [
     ["native", "pallas"],
     ["program", "kernel_file"],
     ["job"],
-    ["crosscheck", "calibrate", "sweep", "testing"],
+    ["crosscheck", "calibrate", "sweep", "testing", "explore"],
     ["simulated_tests", "pytest_plugin", "cli"],
 ]
 """Modules and packages of tpusim, the ones that know least first."""

@@ -1,4 +1,4 @@
-"""The command line: ``tpusim run | exec | kernels | chips | doctor | new``.
+"""The command line: ``tpusim run | explore | exec | kernels | chips | doctor | new``.
 
 Exit status of every command: 0 right; 1 a finding of severity error or a wrong result; 2 bad arguments,
 one line on standard error; 3 not modelled, or not possible on this computer.
@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from tpusim.cli import chips, doctor, exec, kernels, new, run
+from tpusim.cli import chips, doctor, exec, explore, kernels, new, run
 from tpusim.cli.console import never_fail_to_encode, one_line
 from tpusim.errors import NotModelledError, OptionError
 from tpusim.job import Status
@@ -50,6 +50,7 @@ def _app() -> typer.Typer:
     )
     for command in (run.run, kernels.kernels, chips.chips, doctor.doctor, new.new):
         app.command()(command)
+    app.command("explore")(explore.explore_)
     # options end where the program begins: what follows is its own
     app.command("exec", context_settings={"allow_interspersed_args": False})(exec.exec_)
     app.callback()(_options)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import runpy
 import sys
@@ -11,14 +10,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tpusim.chips import parse_set
 from tpusim.cli.console import make_console, plain, styled
 from tpusim.cli.options import Checks, Chip, Cores, Faults, LayoutText, OnFinding, Overrides, Replay, ScheduleText
-from tpusim.cli.run import check_writable, parse_layout
+from tpusim.cli.run import check_writable, parse_layout, write_json
 from tpusim.errors import OptionError
 from tpusim.job import Status
 from tpusim.units import json_safe
@@ -90,7 +89,7 @@ def exec_(
     _show(sim, slice_)
     if json_file is not None:
         values = {"ok": status == 0, "status": status, "slice": slice_, "command": command, "wall_s": wall_s}
-        _write(json_safe({**values, "calls": [call.as_dict() for call in sim.calls]}), json_file)
+        write_json(json_safe({**values, "calls": [call.as_dict() for call in sim.calls]}), json_file)
     raise typer.Exit(status)
 
 
@@ -167,14 +166,3 @@ def _show(sim: Interception, slice_: str) -> None:
         console.print(styled(text, "red"))
     if len(problems) > _MOST_PROBLEMS:
         console.print(styled(f"... and {len(problems) - _MOST_PROBLEMS} more errors; --json has them all", "dim"))
-
-
-def _write(values: Any, path: str) -> None:
-    text = json.dumps(values, allow_nan=False) + "\n"
-    if path == "-":
-        typer.echo(text, nl=False)
-        return
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise OptionError(f"cannot write {path}: {error.strerror}") from None

@@ -28,7 +28,7 @@ from tpusim.cli.options import (
 from tpusim.cli.progress import RunProgress
 from tpusim.cli.report import show
 from tpusim.errors import OptionError
-from tpusim.job import Job, Outcome, Status, run_job
+from tpusim.job import Job, Status, run_job
 from tpusim.result import Result
 from tpusim.specs import as_dtype
 from tpusim.trace.perfetto import write_trace
@@ -80,7 +80,7 @@ def run(
     """
     given = {
         "slice": slice_,
-        "mesh": _mesh(mesh),
+        "mesh": parse_mesh_option(mesh),
         "layout": parse_layout(layout),
         "seed": seed,
         "set": dict(parse_set(text) for text in set_) if set_ else None,
@@ -102,7 +102,7 @@ def run(
     for path in (json_file, trace):
         check_writable(path)
     own = dict(parse_set(text, "--param", "bm=128") for text in param or ())
-    parameters = own | {"shape": _shape(shape), "dtype": _dtype(dtype), "seed": seed}
+    parameters = own | {"shape": parse_shape(shape), "dtype": parse_dtype(dtype), "seed": seed}
     given_parameters = {name: value for name, value in parameters.items() if value is not None}
     job = Job(file, options, given_parameters, backend, detail=trace is not None)
     is_json_out = json_file == "-"
@@ -118,15 +118,17 @@ def run(
     if trace is not None:
         _write_trace(outcome.result, trace)
     if json_file is not None:
-        _write_json(outcome, json_file)
+        write_json(outcome.as_dict(), json_file)
     raise typer.Exit(outcome.status)
 
 
-def _mesh(text: str | None) -> str | int | None:
+def parse_mesh_option(text: str | None) -> str | int | None:
+    """``--mesh``: a number, or a text that the run options read."""
     return int(text) if text is not None and text.isdecimal() else text
 
 
-def _shape(text: str | None) -> tuple[int, ...] | None:
+def parse_shape(text: str | None) -> tuple[int, ...] | None:
+    """``--shape``."""
     if text is None:
         return None
     parts = [part.strip() for part in text.replace("x", ",").split(",")]
@@ -138,7 +140,8 @@ def _shape(text: str | None) -> tuple[int, ...] | None:
     return sizes
 
 
-def _dtype(text: str | None) -> str | None:
+def parse_dtype(text: str | None) -> str | None:
+    """``--dtype``: the name of an element type."""
     if text is not None:
         try:
             as_dtype(text)
@@ -193,8 +196,9 @@ def _write_trace(result: Result | None, path: str) -> None:
         raise OptionError(f"cannot write {path}: {error.strerror}") from None
 
 
-def _write_json(outcome: Outcome, path: str) -> None:
-    text = json.dumps(outcome.as_dict(), allow_nan=False) + "\n"
+def write_json(values: Any, path: str) -> None:
+    """Write JSON to a file, or to standard output for ``-``."""
+    text = json.dumps(values, allow_nan=False) + "\n"
     if path == "-":
         typer.echo(text, nl=False)
         return
