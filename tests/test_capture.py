@@ -353,12 +353,42 @@ def test_devices_that_wait_in_a_collective_others_never_reach() -> None:
     assert caught.value.finding.where == (__file__, line_of("# psum"))
 
 
-def test_what_there_is_no_model_for_around_kernels() -> None:
-    def groups(x: Any) -> Any:
-        return jax.lax.psum(double(x), "x", axis_index_groups=[[0, 1], [2, 3]])
+def test_collectives_within_groups_of_an_axis() -> None:
+    lax = jax.lax
+    groups = [[0, 3], [2, 1]]
 
-    run = tpusim.pallas.simulate(over_mesh(groups, mesh(4), P("x"), P("x")))
-    with pytest.raises(NotModelledError, match=r"psum with axis_index_groups.*test_capture.py"):
+    def body(x: Any) -> Any:
+        y = double(x)
+        return (
+            lax.psum(y, "x", axis_index_groups=groups),
+            lax.all_gather(y, "x", axis_index_groups=groups, tiled=True),
+            lax.psum_scatter(y, "x", axis_index_groups=groups, tiled=True),
+            lax.all_to_all(y, "x", 0, 1, axis_index_groups=groups, tiled=True),
+            lax.pbroadcast(y, "x", 2),
+        )
+
+    x = np.random.default_rng(0).integers(-9, 9, (32, 128)).astype(np.float32)
+    got = tpusim.pallas.simulate(over_mesh(body, mesh(4), P("x"), P("x")))(x)
+    y = 2 * x.reshape(4, 8, 128)
+    want: list[list[Any]] = [[y[2]] * 4 for _ in got]
+    for group in groups:
+        for rank, device in enumerate(group):
+            total = y[group].sum(0)
+            want[0][device] = total
+            want[1][device] = np.concatenate(y[group])
+            want[2][device] = np.split(total, 2)[rank]
+            want[3][device] = np.concatenate([np.split(y[other], 2)[rank] for other in group], 1)
+    for mine, theirs in zip(got, want, strict=True):
+        np.testing.assert_array_equal(mine, np.concatenate(theirs))
+
+
+def test_what_there_is_no_model_for_around_kernels() -> None:
+    def some(x: Any) -> Any:
+        at = jnp.arange(4, dtype=jnp.int32)
+        return jax.lax.ragged_all_to_all(double(x), x, at, at, at, at, axis_name="x")
+
+    run = tpusim.pallas.simulate(over_mesh(some, mesh(4), P("x"), P("x")))
+    with pytest.raises(NotModelledError, match=r"the XLA collective ragged_all_to_all.*test_capture.py"):
         run(np.zeros((32, 128), np.float32))
 
 
@@ -391,3 +421,14 @@ def test_a_result_that_no_kernel_wrote_is_told():
     (finding,) = run.result.findings
     assert (finding.kind, finding.argument) == ("uninitialised", "result 0")
     assert run.result.ok
+
+
+def test_what_happens_within_a_sync_copy_has_the_line_of_its_caller():
+    def kernel(x_ref, o_ref, v, i_ref):
+        i_ref[0] = 9
+        pltpu.sync_copy(x_ref, v.at[pl.ds(i_ref[0], 8)])  # out of bounds
+
+    scratch = [pltpu.VMEM((16, 128), jnp.float32), pltpu.SMEM((1,), jnp.int32)]
+    with pytest.raises(OutOfBoundsError) as caught:
+        tpusim.pallas.simulate(call(kernel, F32, scratch, ["hbm"], ["hbm"]))(X)
+    assert caught.value.finding.where == (__file__, line_of("# out of bounds"))

@@ -54,6 +54,12 @@ class Observer:
     def signalled(self, core: Core, semaphore: Semaphore, amount: int, sent_ps: int, site: Any) -> None:
         """A core signalled a regular or barrier semaphore, its own or another device's."""
 
+    def arrived(self, core: Core, meeting: Any) -> None:
+        """A core came to a meeting of devices that is no kernel: an XLA collective; ``meeting`` identifies it."""
+
+    def released(self, core: Core, meeting: Any, others: Sequence[int]) -> None:
+        """A core leaves a meeting, to which these devices (its own may be one) had to come first."""
+
     def loaded(self, core: Core, buffer: Buffer, region: Region, site: Any) -> None:
         """A core loaded a region."""
 
@@ -84,6 +90,8 @@ class Hooks:
     copy_written: Hook
     waited: Hook
     signalled: Hook
+    arrived: Hook
+    released: Hook
     loaded: Hook
     stored: Hook
     computed: Hook

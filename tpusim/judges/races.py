@@ -25,6 +25,7 @@ from tpusim.judges.race_report import Later, RaceReporter
 from tpusim.judges.ranges import Conflict, RegionIndex, Shadow, index_for
 from tpusim.judges.stall import can_overlap
 from tpusim.machine.dma import Copy
+from tpusim.machine.semaphores import Semaphore, SemaphoreSpec
 from tpusim.observe import Observer, WaitEvent
 from tpusim.specs import SemaphoreType
 
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from tpusim.machine.core import Core
     from tpusim.machine.machine import Machine
     from tpusim.machine.memory import Buffer, BufferSpec, Region
-    from tpusim.machine.semaphores import Semaphore
 
 LEFT = NEVER + 1
 """In place of the clock at which a device entered a call: it has left it."""
@@ -148,6 +148,25 @@ class RaceJudge(Observer):
             counter.add((amount, core.device, len(clock.operations), clock.others, None))
             clock.shared = True
         clock.operations.append((semaphore, amount))
+
+    def released(self, core: Core, meeting: Any, others: Sequence[int]) -> None:
+        """Devices met outside of kernels: as if each had signalled the first, which then signalled each of them.
+
+        All of them stand still until the last is told, so the first one's turn does for all.
+        """
+        first, *rest = others
+        if core.device != first or not rest:
+            return
+        spec = SemaphoreSpec(-1, "meeting", SemaphoreType.BARRIER, ())
+        gathered = Semaphore(spec, first, 0)
+        cores = [core.machine.cores[device] for device in others]
+        for other in cores[1:]:
+            self.signalled(other, gathered, 1, other.now, None)
+        self.waited((core, gathered, len(rest), core.now, core.now, None))
+        for other in cores[1:]:
+            go = Semaphore(spec, other.device, 0)
+            self.signalled(core, go, 1, core.now, None)
+            self.waited((other, go, 1, other.now, other.now, None))
 
     # -- accesses -------------------------------------------------------------------------------
 

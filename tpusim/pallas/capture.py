@@ -2,9 +2,9 @@
 
 The outer function is traced once for argument types; no virtual CPU devices are needed, and a mesh may
 be abstract.  Each device evaluates its part of the program in a greenlet of its own and enters kernels
-when it gets there: calls are not joined unless the program joins them.  XLA operations between kernels
-run for their data and take no simulated time; a collective among them joins its group, and a
-``shard_map`` begins on all devices when the one before it has ended on all.
+when it gets there: calls are not joined unless the program joins them, also those of several shard_maps
+(see `host_part`).  XLA operations between kernels run for their data and take no simulated time; a
+collective among them joins its group.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import jax
 from tpusim.errors import OptionError
 from tpusim.options import RunOptions
 from tpusim.pallas import internals
-from tpusim.pallas.devices import Program, Run
+from tpusim.pallas.host_part import Program, Run
 from tpusim.pallas.internals.chip import simulated_chip
 from tpusim.result import Result
 

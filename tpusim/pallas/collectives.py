@@ -1,4 +1,7 @@
-"""XLA collectives between kernels: they move data, join their group, and take no simulated time."""
+"""Where devices meet between kernels: XLA collectives, and arrays that are cut anew.
+
+They move data, join their group and no other device, and take no simulated time.
+"""
 
 from __future__ import annotations
 
@@ -24,107 +27,134 @@ REDUCTIONS: dict[str, Callable[[Any, Any], Any]] = {
 }
 COLLECTIVES = {
     *REDUCTIONS, "all_gather", "all_gather_invariant", "all_gather_reduced", "reduce_scatter", "all_to_all", "ppermute",
-    "ragged_all_to_all", "psend", "precv", "pbroadcast_dynamic", "unreduced_psum", "unreduced_pmax", "unreduced_pmin",
-    "unreduced_reduce_scatter", "preduced", "vary_unreduced_cast", "vary_unreduced_cast_p",
+    "pbroadcast", "ragged_all_to_all", "psend", "precv", "pbroadcast_dynamic", "unreduced_psum", "unreduced_pmax",
+    "unreduced_pmin", "unreduced_reduce_scatter", "preduced", "vary_unreduced_cast", "vary_unreduced_cast_p",
     *(f"{name}_{part}" for part in ("start", "done") for name in (
         "all_gather", "all_gather_reduced", "psum", "psum_invariant", "unreduced_psum", "reduce_scatter",
         "unreduced_reduce_scatter", "all_to_all", "pbroadcast", "ppermute",
     )),
 }  # fmt: skip
-"""Primitives over mesh axes; those that `Rendezvous` does not know raise ``NotModelledError``."""
+"""Primitives over mesh axes; those that `Collective` does not know raise ``NotModelledError``."""
 MODELLED = {
     *REDUCTIONS, "all_gather", "all_gather_invariant", "all_gather_reduced", "reduce_scatter", "all_to_all", "ppermute",
+    "pbroadcast",
 }  # fmt: skip
 
 
 class Rendezvous:
-    """One collective of a program: its groups of devices, the values they brought, and who waits."""
+    """One place of a program where groups of devices meet: what each brought, and who waits.
 
-    def __init__(self, eqn: Any, machine: Machine, axis_sizes: dict[str, int]) -> None:
-        self.eqn = eqn
+    ``axes``: mesh axes over which a group extends; ``subgroups``: ranks along them that meet apart.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        axes: Sequence[str],
+        what: str,
+        where: Where | None,
+        subgroups: Sequence[Sequence[int]] | None = None,
+    ) -> None:
         self.machine = machine
-        self.axis_sizes = axis_sizes
-        params = eqn.params
-        axes = params.get("axes", params.get("axis_name", ()))
-        self.axes = (axes,) if isinstance(axes, str) else tuple(axes)
-        name = eqn.primitive.name
-        if name not in MODELLED:
-            raise internals.not_modelled(f"the XLA collective {name}", eqn)
-        if params.get("axis_index_groups") is not None:
-            raise internals.not_modelled(f"{name} with axis_index_groups", eqn)
-        if not all(axis in axis_sizes for axis in self.axes):
-            raise internals.not_modelled(f"{name} over {self.axes}, which are not all axes of the mesh", eqn)
+        self.axes = tuple(axes)
+        self.what = what
+        self.where = where
+        size = prod(machine.axis_sizes[axis] for axis in self.axes)
+        self.subgroups = [list(ranks) for ranks in subgroups or [range(size)]]
         self.arrived: dict[Any, dict[int, Sequence[Any]]] = {}
         self.waiting: dict[Any, list[tuple[Core, Any]]] = {}
         self.results: dict[int, list[Any]] = {}
+        self.left = 0
+        """Devices that met their group."""
+        self.then: Callable[[int], object] | None = None
+        """Called when a group has met, with the time (ps)."""
 
     def join(self, core: Core, suspend: Suspend, operands: Sequence[Any]) -> list[Any]:
         """Bring this device's operands, wait for its group, and get its results."""
-        names = list(self.axis_sizes)
-        coords = self.machine.coordinates(core.device)
-        group = tuple(c for name, c in zip(names, coords, strict=True) if name not in self.axes)
-        rank = 0
-        for name in self.axes:
-            rank = rank * self.axis_sizes[name] + coords[names.index(name)]
-        size = prod(self.axis_sizes[name] for name in self.axes)
+        group, rank, size = self.place(core.device)
         here = self.arrived.setdefault(group, {})
         here[rank] = operands
+        for hook in self.machine.hooks.arrived:
+            hook(core, (self, group))
         if len(here) < size:
             core.done = False
             self.waiting.setdefault(group, []).append((core, core.resume))
             suspend()
         else:
             self._complete(group, core)
-        return self.results[core.device]
+        return self.results.pop(core.device)
+
+    def place(self, device: int) -> tuple[Any, int, int]:
+        """The group of a device, its rank in it, and how many there are."""
+        coords = dict(zip(self.machine.axis_sizes, self.machine.coordinates(device), strict=True))
+        rank = 0
+        for axis in self.axes:
+            rank = rank * self.machine.axis_sizes[axis] + coords.pop(axis)
+        number = next(number for number, ranks in enumerate(self.subgroups) if rank in ranks)
+        ranks = self.subgroups[number]
+        return (*coords.values(), number), ranks.index(rank), len(ranks)
+
+    def values(self, operands: list[Any]) -> list[Any]:
+        """One operand of every rank to the result of every rank."""
+        raise InternalError(f"{self.what} has no rule for {len(operands)} operands")
 
     def stuck(self) -> Iterator[tuple[Core, tuple[str, Where | None]]]:
         """The cores that still wait for their group, and what for."""
-        names = ", ".join(map(str, self.axes))
-        where = internals.where_of_equation(self.eqn)
         for group, waiting in self.waiting.items():
             here = {core.device for core, _ in waiting}
-            missing = [device for device in self._devices_of(group) if device not in here]
+            devices = range(len(self.machine.cores))
+            missing = [device for device in devices if self.place(device)[0] == group and device not in here]
+            place = f" at {self.where}" if self.where is not None else ""
             text = (
-                f"in {self.eqn.primitive.name} over {names} at {where}, which {device_ranges(self.machine, missing)} "
+                f"in {self.what}{place}, which {device_ranges(self.machine, missing)} "
                 f"never reach{'es' if len(missing) == 1 else ''}"
             )
             for core, _ in waiting:
-                yield core, (text, where)
-
-    def _devices_of(self, group: Any) -> list[int]:
-        names = list(self.axis_sizes)
-        found = []
-        for device in range(len(self.machine.cores)):
-            coords = self.machine.coordinates(device)
-            if tuple(c for name, c in zip(names, coords, strict=True) if name not in self.axes) == group:
-                found.append(device)
-        return found
+                yield core, (text, self.where)
 
     def _complete(self, group: Any, last: Core) -> None:
-        here = self.arrived[group]
+        here = self.arrived.pop(group)
         waiting = self.waiting.pop(group, [])
         ranks = [here[rank] for rank in range(len(here))]
-        results = [
-            list(column) for column in zip(*(self._values(list(v)) for v in zip(*ranks, strict=True)), strict=True)
-        ]
-        now = max([last.now, *(core.now for core, _ in waiting)])
-        names = list(self.axis_sizes)
-        for core in (last, *(core for core, _ in waiting)):
-            rank = 0
-            coords = self.machine.coordinates(core.device)
-            for name in self.axes:
-                rank = rank * self.axis_sizes[name] + coords[names.index(name)]
-            self.results[core.device] = results[rank]
+        columns = [self.values(list(column)) for column in zip(*ranks, strict=True)]
+        cores = [last, *(core for core, _ in waiting)]
+        now = max(core.now for core in cores)
+        devices = sorted(core.device for core in cores)
+        for core in cores:
+            rank = self.place(core.device)[1]
+            self.results[core.device] = [column[rank] for column in columns]
+            for hook in self.machine.hooks.released:
+                hook(core, (self, group), devices)
+        self.left += len(cores)
         last.now = now
         for core, resume in waiting:
             self.machine.launch(core, resume, now)
+        if self.then is not None:
+            self.then(now)
 
-    def _values(self, values: list[Any]) -> list[Any]:
-        """One operand of every rank to the result of every rank."""
+
+class Collective(Rendezvous):
+    """An XLA collective."""
+
+    def __init__(self, eqn: Any, machine: Machine) -> None:
+        self.eqn = eqn
+        name, params = eqn.primitive.name, eqn.params
+        axes = params.get("axes", params.get("axis_name", ()))
+        axes = (axes,) if isinstance(axes, str) else tuple(axes)
+        if name not in MODELLED:
+            raise internals.not_modelled(f"the XLA collective {name}", eqn)
+        if not all(axis in machine.axis_sizes for axis in axes):
+            raise internals.not_modelled(f"{name} over {axes}, which are not all axes of the mesh", eqn)
+        what = f"{name} over {', '.join(map(str, axes))}"
+        where = internals.where_of_equation(eqn)
+        super().__init__(machine, axes, what, where, params.get("axis_index_groups"))
+
+    def values(self, operands: list[Any]) -> list[Any]:
+        """What the collective makes of one operand."""
         name, params = self.eqn.primitive.name, self.eqn.params
-        if any(value is None for value in values):
-            return [None] * len(values)
-        arrays = [np.asarray(value) for value in values]
+        if any(value is None for value in operands):
+            return [None] * len(operands)
+        arrays = [np.asarray(value) for value in operands]
         if name in REDUCTIONS:
             return [_reduce(REDUCTIONS[name], arrays)] * len(arrays)
         if name in ("all_gather", "all_gather_invariant", "all_gather_reduced"):
@@ -140,6 +170,8 @@ class Rendezvous:
             for source, target in params["perm"]:
                 moved[target] = arrays[source]
             return moved
+        if name == "pbroadcast":
+            return [arrays[params["source"]]] * len(arrays)
         if name == "all_to_all":
             return _all_to_all(arrays, params)
         raise InternalError(f"the XLA collective {name} has no rule")

@@ -91,7 +91,10 @@ def holdable(contents: KernelCall) -> dict[int, bool]:
 
 
 class KernelInstance:
-    """One call of a captured kernel on the machine: every device enters and leaves it on its own."""
+    """One call of a captured kernel on the machine: every device enters and leaves it on its own.
+
+    ``devices``: how many do, all of the machine by default.
+    """
 
     def __init__(
         self,
@@ -99,8 +102,10 @@ class KernelInstance:
         machine: Machine,
         log: Callable[[Core, str], None],
         handed: HandedArrays | None = None,
+        devices: int | None = None,
     ) -> None:
         self.kernel = kernel
+        self.devices = len(machine.cores) if devices is None else devices
         self.handed = handed or HandedArrays()
         self.left = 0
         self.machine = machine
@@ -128,7 +133,7 @@ class KernelInstance:
             self.scopes.append(made)
             items += made.items
         wants_barrier = lowered.is_remote and not lowered.uses_barrier and not contents.skip_device_barrier
-        self.needs_entry_barrier = wants_barrier and len(machine.cores) > 1
+        self.needs_entry_barrier = wants_barrier and self.devices > 1
         for table in call.buffers:
             for buffer in table:
                 buffer.alive = False
@@ -179,7 +184,7 @@ class KernelInstance:
     @property
     def is_over(self) -> bool:
         """Whether every device has left it."""
-        return self.left == len(self.machine.cores)
+        return self.left == self.devices
 
     def _release(self) -> None:
         """Forget the arrays that nothing can reach any more: a program may call a kernel often."""

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
 import numpy as np
 
-from tpusim.errors import NotModelledError
+from tpusim.errors import FindingError, NotModelledError
 from tpusim.findings import Where
 from tpusim.pallas import internals, random_bits, scalar_ops, views
 from tpusim.pallas.segments import Segment, known_part
@@ -43,6 +43,9 @@ _FILES = count(1)
 
 Rule = Callable[["Lowering", "Block", Any], None]
 """Lowers one equation."""
+
+Origin = tuple[Any, Any] | None
+"""An equation, and the origin of the equations around it: what JAX traces inside its own functions has no line."""
 
 
 @dataclass
@@ -83,14 +86,12 @@ class Lowered:
     filename: str = ""
     first_line: int = 0
     origins: list[Any] = field(default_factory=list)
-    """The equation each line of the kernel function comes from."""
+    """The equation each line of the kernel function comes from, and those around it."""
 
     def where_at(self, line: int) -> Where | None:
         """The user's line behind a line of the source."""
         index = line - self.first_line
-        if not 0 <= index < len(self.origins) or self.origins[index] is None:
-            return None
-        return internals.where_of_equation(self.origins[index])
+        return _where(self.origins[index]) if 0 <= index < len(self.origins) else None
 
     def compile(self) -> Any:
         """The ``bind`` function."""
@@ -117,8 +118,9 @@ class Value:
 class Block:
     """Equations of one jaxpr while they are lowered: pending array equations, loads, and who is used when."""
 
-    def __init__(self, jaxpr: Any) -> None:
+    def __init__(self, jaxpr: Any, around: Origin) -> None:
         self.jaxpr = jaxpr
+        self.around = around
         self.position = 0
         self.pending: list[Any] = []
         self.views: dict[Any, Value] = {}
@@ -159,7 +161,7 @@ class Lowering:
         self.origins: list[Any] = []
         self.last_wait: tuple[int, int, str] | None = None
         """Where the last wait for a copy was written (lines so far, depth), and its arguments."""
-        self.current: Any = None
+        self.current: Origin = None
         self.setup: list[str] = []
         self.depth = 2
         self.names = count(1)
@@ -234,7 +236,8 @@ class Lowering:
 
     def site(self, eqn: Any) -> str:
         """The user's line of an equation, as an entry of the site table."""
-        self.out.sites.append(internals.where_of_equation(eqn))
+        around = self.current[1] if self.current is not None else None
+        self.out.sites.append(_where((eqn, around)))
         return f"S[{len(self.out.sites) - 1}]"
 
     def _assemble(self) -> str:
@@ -320,17 +323,23 @@ class Lowering:
 
     def lower_jaxpr(self, jaxpr: Any) -> list[Any]:
         """Lower a jaxpr in place; what its results are in the environment."""
-        block = Block(jaxpr)
-        for position, eqn in enumerate(jaxpr.eqns):
-            self._equation(block, position, eqn)
+        block = Block(jaxpr, self.current)
+        try:
+            for position, eqn in enumerate(jaxpr.eqns):
+                self._equation(block, position, eqn)
+        except FindingError as error:
+            if error.finding.where is not None or self.current is None:
+                raise
+            raise type(error)(replace(error.finding, where=_where(self.current))) from None
         self.flush(block, len(jaxpr.eqns))
+        self.current = block.around or self.current
         return [self.read(var) for var in jaxpr.outvars]
 
     def _equation(self, block: Block, position: int, eqn: Any) -> None:
         name = eqn.primitive.name
         rule = self.rules.get(name)
         block.position = position
-        self.current = eqn
+        self.current = eqn, block.around
         if rule is not None:
             rule(self, block, eqn)
         elif name in scalar_ops.TABLE and self._all_python(eqn):
@@ -498,6 +507,16 @@ class Lowering:
                 self.emit(f"if not 0 <= {text} < {extent}: rt.bad_semaphore({symbol.name!r}, {text}, {extent})")
             flat = text if flat == "0" else f"({flat}) * {extent} + {text}"
         return f"{table}[p{symbol.slot}][{flat}]"
+
+
+def _where(origin: Origin) -> Where | None:
+    """The user's line of the innermost equation that has one."""
+    while origin is not None:
+        found = internals.where_of_equation(origin[0])
+        if found is not None:
+            return found
+        origin = origin[1]
+    return None
 
 
 def is_integer(aval: Any) -> bool:

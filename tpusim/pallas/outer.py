@@ -71,7 +71,7 @@ class Plans:
         name = eqn.primitive.name
         return (
             name in SPECIAL
-            or name in internals.PLACEMENTS
+            or internals.is_placement(eqn)
             or any(self._holds_special(jaxpr) for jaxpr in internals.sub_jaxprs(eqn.params))
         )
 
@@ -121,22 +121,30 @@ class Evaluator:
         env.update(zip(jaxpr.invars, values, strict=True))
         for step in self.plans.steps(jaxpr):
             if isinstance(step, PureRun):
-                step.evaluate(env)
+                self.pure(step, env)
                 continue
             operands = [v.val if isinstance(v, internals.Literal) else env[v] for v in step.invars]
             env.update(zip(step.outvars, self.equation(step, operands), strict=True))
         return [v.val if isinstance(v, internals.Literal) else env[v] for v in jaxpr.outvars]
+
+    def pure(self, step: PureRun, env: dict[Any, Any]) -> None:
+        """Give ``env`` the results of equations that only compute."""
+        step.evaluate(env)
+
+    def whole(self, value: Any) -> Any:
+        """A value as an array of which every element is there."""
+        return value
 
     def equation(self, eqn: Any, operands: list[Any]) -> list[Any]:
         """Values of one equation's results."""
         name = eqn.primitive.name
         if name in internals.CALLS:
             return self._closed(internals.called_jaxpr(eqn), operands)
-        if name in internals.PLACEMENTS:
+        if internals.is_placement(eqn):
             return operands
         if name == "cond":
             branches = eqn.params["branches"]
-            which = min(max(int(_known(operands[0], eqn)), 0), len(branches) - 1)
+            which = min(max(int(_known(self.whole(operands[0]), eqn)), 0), len(branches) - 1)
             return self._closed(branches[which], operands[1:])
         if name == "scan":
             return self._scan(eqn, operands)
@@ -149,7 +157,7 @@ class Evaluator:
                 next(given) if is_known else np.empty(var.aval.shape, var.aval.dtype)
                 for is_known, var in zip(known, eqn.outvars, strict=True)
             ]
-            return self._closed(self.plans.without_refs(eqn), values)
+            return self._closed(self.plans.without_refs(eqn), [self.whole(value) for value in values])
         if name not in SPECIAL:
             raise internals.not_modelled(f"primitive {name} around a kernel", eqn)
         return self.special(eqn, operands)
@@ -166,7 +174,8 @@ class Evaluator:
         parts = internals.scan_parts(eqn)
         consts = operands[: parts.num_consts]
         carry = operands[parts.num_consts : parts.num_consts + parts.num_carry]
-        xs = [None if x is None else host_array(x) for x in operands[parts.num_consts + parts.num_carry :]]
+        rest = [self.whole(x) for x in operands[parts.num_consts + parts.num_carry :]]
+        xs = [None if x is None else host_array(x) for x in rest]
         length = int(eqn.params["length"])
         rows: list[list[Any]] = []
         for step in reversed(range(length)) if eqn.params.get("reverse") else range(length):
@@ -179,13 +188,13 @@ class Evaluator:
             rows.reverse()
         if not rows:
             return [*carry, *(np.zeros(v.aval.shape, v.aval.dtype) for v in eqn.outvars[parts.num_carry :])]
-        return [*carry, *(_stack(column) for column in zip(*rows, strict=True))]
+        return [*carry, *(_stack([self.whole(row) for row in column]) for column in zip(*rows, strict=True))]
 
     def _while(self, eqn: Any, operands: list[Any]) -> list[Any]:
         params = eqn.params
         first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
         carry = operands[second:]
-        while bool(_known(self._closed(params["cond_jaxpr"], [*operands[:first], *carry])[0], eqn)):
+        while bool(_known(self.whole(self._closed(params["cond_jaxpr"], [*operands[:first], *carry])[0]), eqn)):
             carry = self._closed(params["body_jaxpr"], [*operands[first:second], *carry])
         return carry
 

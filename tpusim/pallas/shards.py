@@ -53,16 +53,20 @@ def _block(dims: Axes, at: dict[str, int], sizes: dict[str, int]) -> list[tuple[
     return blocks
 
 
+def block_slices(dims: Axes, at: dict[str, int], sizes: dict[str, int], shape: Sequence[int]) -> list[slice]:
+    """The part of each dimension of a GLOBAL array that a device holds."""
+    return [
+        slice(block * (extent // count), (block + 1) * (extent // count))
+        for (block, count), extent in zip(_block(dims, at, sizes), shape, strict=True)
+    ]
+
+
 def shard(value: Any, dims: Axes, at: dict[str, int], sizes: dict[str, int]) -> Any:
     """The part of a GLOBAL array on the device at mesh position ``at``; ``None`` stays ``None``."""
     if value is None or not any(dims):
         return value
     array = host_array(value)
-    index = tuple(
-        slice(block * (extent // count), (block + 1) * (extent // count))
-        for (block, count), extent in zip(_block(dims, at, sizes), array.shape, strict=True)
-    )
-    return array[index]
+    return array[tuple(block_slices(dims, at, sizes, array.shape))]
 
 
 def gather(parts: Sequence[Any], dims: Axes, aval: Any, places: Sequence[Any], sizes: dict[str, int]) -> Any:

@@ -5,7 +5,6 @@ never an error at import; a name that it no longer has is an error where a progr
 """
 
 from tpusim.pallas.internals.jaxprs import CALLS as CALLS
-from tpusim.pallas.internals.jaxprs import PLACEMENTS as PLACEMENTS
 from tpusim.pallas.internals.jaxprs import DropVar as DropVar
 from tpusim.pallas.internals.jaxprs import Literal as Literal
 from tpusim.pallas.internals.jaxprs import all_equations as all_equations
@@ -15,6 +14,7 @@ from tpusim.pallas.internals.jaxprs import callable_of as callable_of
 from tpusim.pallas.internals.jaxprs import called_jaxpr as called_jaxpr
 from tpusim.pallas.internals.jaxprs import equations_of as equations_of
 from tpusim.pallas.internals.jaxprs import is_array as is_array
+from tpusim.pallas.internals.jaxprs import is_placement as is_placement
 from tpusim.pallas.internals.jaxprs import is_plain as is_plain
 from tpusim.pallas.internals.jaxprs import not_modelled as not_modelled
 from tpusim.pallas.internals.jaxprs import open_jaxpr as open_jaxpr

@@ -89,6 +89,15 @@ CALLS = {
 }  # fmt: skip
 """Primitives that only call the jaxpr they carry."""
 
+
+def is_placement(eqn: Any) -> bool:
+    """Whether an equation only says where an array should be, or how it varies over a mesh.
+
+    A ``pbroadcast`` with a source is a collective.
+    """
+    return eqn.primitive.name in PLACEMENTS and "source" not in eqn.params
+
+
 PLACEMENTS = {
     "sharding_constraint", "reshard", "mesh_cast", "layout_constraint", "with_memory_space_constraint", "device_put",
     "optimization_barrier", "pbroadcast", "pvary", "pcast", "reduced_vary_cast", "reduced_vary_cast_p",
@@ -124,7 +133,7 @@ def bind_equation(eqn: Any, operands: Sequence[Any]) -> list[Any]:
         run = callable_of([*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars, jaxpr.eqns)
         results: list[Any] = run(*consts, *operands)
         return results
-    if name in PLACEMENTS:
+    if is_placement(eqn):
         return list(operands)
     if name in OWN_VALUES:
         return [OWN_VALUES[name](*operands, **eqn.params)]

@@ -1,0 +1,239 @@
+"""One run of a captured program, and the part of it that lies outside a ``shard_map``.
+
+That part works on GLOBAL arrays in a greenlet of its own: it gives each device its tasks and goes on, and what
+they compute are arrays that lie on the devices (see `distributed`).  So a fast device may be in the next
+``shard_map`` while a slow one is still in the last.  Where the program needs a whole array, all devices join
+and the host waits for them; a kernel outside a ``shard_map`` runs on the first device.
+"""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Sequence
+from typing import Any
+
+import greenlet
+import jax
+import numpy as np
+
+from tpusim.errors import error_for
+from tpusim.findings import Finding, Kind
+from tpusim.judges.deadlock import find_deadlock
+from tpusim.machine.memory import holds_sentinel
+from tpusim.options import RunOptions
+from tpusim.pallas import internals
+from tpusim.pallas.collectives import Rendezvous
+from tpusim.pallas.devices import Device, Later
+from tpusim.pallas.distributed import Distributed, Mesh, elementwise
+from tpusim.pallas.handover import HandedArrays
+from tpusim.pallas.kernels import CapturedKernel, KernelInstance
+from tpusim.pallas.outer import Evaluator, Plans, PureRun
+from tpusim.pallas.shards import dimensions, host_array, mesh_of, shard
+from tpusim.result import Result
+from tpusim.session import Session
+
+
+class Program:
+    """What is known of a captured program before it runs, shared by all its runs."""
+
+    def __init__(self) -> None:
+        self.plans = Plans()
+        self._kernels: dict[Any, tuple[Any, CapturedKernel]] = {}
+
+    def kernel(self, eqn: Any, axis_sizes: dict[str, int], data: bool) -> CapturedKernel:
+        """The lowered kernel of an equation."""
+        key = (id(eqn), tuple(axis_sizes.items()), data)
+        found = self._kernels.get(key)
+        if found is None:
+            found = self._kernels[key] = (eqn, CapturedKernel(eqn, axis_sizes, data))
+        return found[1]
+
+
+class Run:
+    """One run of a captured program."""
+
+    def __init__(self, program: Program, closed: Any, options: dict[str, Any], *, detail: bool = False) -> None:
+        self.program = program
+        self.jaxpr, self.consts = internals.open_jaxpr(closed)
+        self.axis_sizes = mesh_of(self.jaxpr)
+        chosen = RunOptions.of({**options, "mesh": self.axis_sizes})
+        self.session = Session(chosen, tuple(self.axis_sizes), detail=detail)
+        self.machine = self.session.machine
+        self.values: list[Any] = []
+        self.instances: dict[Any, KernelInstance] = {}
+        self.meetings: dict[Any, Rendezvous] = {}
+        self.handed = HandedArrays()
+        self.devices: list[Device] = []
+
+    def simulate(self, leaves: Sequence[Any]) -> Result:
+        """Run to the end and judge; ``values`` then holds what the program returns."""
+        inputs = [_input(leaf, var.aval) for leaf, var in zip(leaves, self.jaxpr.invars, strict=True)]
+        with np.errstate(all="ignore"):  # the greenlets take this along
+            hub = greenlet.getcurrent()
+            self.devices = [Device(self, core, hub) for core in self.machine.cores]
+            host = _Host(self, hub, inputs)
+            try:
+                return self.session.finish(self._outputs, run=lambda: self._run(host))
+            finally:
+                host.end()
+                for device in self.devices:
+                    device.end()
+
+    def _run(self, host: _Host) -> None:
+        host.go_on()
+        self.machine.run()
+        if not all(core.done for core in self.machine.cores):
+            waiting = {core: what for meeting in self.meetings.values() for core, what in meeting.stuck()}
+            deadlock = find_deadlock(self.machine, self.session.log, {**self.machine.absent(), **waiting})
+            if deadlock is not None:
+                raise error_for(deadlock)
+        self.values = [value.whole() if isinstance(value, Distributed) else value for value in host.results]
+
+    def _outputs(self) -> tuple[Any, ...] | None:
+        if self.values and all(value is None for value in self.values):
+            return None
+        arrays = tuple(None if value is None else host_array(value) for value in self.values)
+        for number, array in enumerate(arrays):
+            if array is not None and isinstance(array.dtype, np.dtype) and holds_sentinel(array):
+                self.machine.report(
+                    Finding(
+                        Kind.UNINITIALISED,
+                        f"result {number} of the program holds memory that no kernel ever wrote (shown as NaN or a "
+                        "sentinel).",
+                        argument=f"result {number}",
+                    )
+                )
+        return arrays
+
+
+def _input(leaf: Any, aval: Any) -> Any:
+    """An argument as the program sees it: ``None`` where only its type was given."""
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return None
+    return np.asarray(leaf, aval.dtype) if internals.is_plain(aval.dtype) else leaf
+
+
+class _Host(Evaluator):
+    """Evaluates what lies outside a ``shard_map``; ``results`` are those of the program."""
+
+    def __init__(self, run: Run, hub: greenlet.greenlet, inputs: Sequence[Any]) -> None:
+        super().__init__(run.program.plans)
+        self.run_ = run
+        self.mesh = Mesh(run.axis_sizes, [run.machine.coordinates(core.device) for core in run.machine.cores])
+        self.results: list[Any] = []
+        self._inputs = inputs
+        self._suspend = hub.switch
+        self._thread = greenlet.greenlet(self._work, hub)
+        self._thread.gr_context = contextvars.copy_context()
+        self.go_on = self._thread.switch
+        self._now = 0
+        self._given = 0
+        """How many tasks were given to the devices so far."""
+        self._joined = 0
+        """How many of them all devices had done when they last joined."""
+
+    def end(self) -> None:
+        """Give up what is left."""
+        while self._thread:
+            self._thread.throw(greenlet.GreenletExit)
+
+    def _work(self) -> None:
+        self.results = self.evaluate(self.run_.jaxpr, self.run_.consts, self._inputs)
+
+    def pure(self, step: PureRun, env: dict[Any, Any]) -> None:
+        """Part by part where each element depends on its own place alone."""
+        values = [env[var] for var in step.inputs]
+        if any(isinstance(value, Distributed) for value in values):
+            results = elementwise(step.eqns, step.inputs, step.outputs, values)
+            if results is not None:
+                env.update(zip(step.outputs, results, strict=True))
+                return
+            for var, value in zip(step.inputs, values, strict=True):
+                env[var] = self.whole(value)
+        step.evaluate(env)
+
+    def whole(self, value: Any) -> Any:
+        """A distributed array put together, when all devices have come that far."""
+        if not isinstance(value, Distributed):
+            return value
+        if value.age > self._joined:
+            self._wait_for_all()
+        return value.whole()
+
+    def special(self, eqn: Any, operands: list[Any]) -> list[Any]:
+        """Give all devices a ``shard_map``, or the first one a kernel."""
+        if eqn.primitive.name == "shard_map":
+            return self._shard_map(eqn, operands)
+        values = [self.whole(operand) for operand in operands]
+        results: list[Any] = []
+
+        def task(device: Device) -> None:
+            device.participants = 1
+            results.extend(device.special(eqn, values))
+            now = device.core.now
+            Later(self.run_.machine, now, lambda: self._resume(now))
+
+        self.run_.devices[0].give(task, self._now)
+        self._suspend()
+        return results
+
+    def _shard_map(self, eqn: Any, operands: list[Any]) -> list[Any]:
+        params = eqn.params
+        ranks = [len(var.aval.shape) for var in eqn.invars]
+        in_specs = [dimensions(spec, rank) for spec, rank in zip(params["in_specs"], ranks, strict=True)]
+        self._bring_together(eqn, operands, in_specs)
+        jaxpr, consts = internals.open_jaxpr(params["jaxpr"])
+        self._given += 1
+        results = [
+            Distributed(self.mesh, dimensions(spec, len(var.aval.shape)), var.aval, self._given)
+            for spec, var in zip(params["out_specs"], eqn.outvars, strict=True)
+        ]
+
+        def task(device: Device) -> None:
+            number = device.core.device
+            device.participants = len(self.run_.devices)
+            parts = [self._part(v, dims, number) for v, dims in zip(operands, in_specs, strict=True)]
+            for result, part in zip(results, device.evaluate(jaxpr, consts, parts), strict=True):
+                result.parts[number] = part
+
+        for device in self.run_.devices:
+            device.give(task, self._now)
+        return list(results)
+
+    def _part(self, value: Any, dims: Any, device: int) -> Any:
+        if isinstance(value, Distributed):
+            return value.cut(dims, device)
+        return shard(value, dims, self.mesh.at[device], self.mesh.sizes)
+
+    def _bring_together(self, eqn: Any, operands: Sequence[Any], in_specs: Sequence[Any]) -> None:
+        """Let devices meet over those axes along which an operand is cut anew."""
+        axes: list[str] = []
+        for value, dims in zip(operands, in_specs, strict=True):
+            if isinstance(value, Distributed) and value.age > self._joined:
+                axes += value.axes_to_bring_together(dims)
+        if not axes:
+            return
+        over = [axis for axis in self.mesh.sizes if axis in axes]
+        what = f"an operand of a shard_map that is cut anew over {', '.join(over)}"
+        meeting = Rendezvous(self.run_.machine, over, what, internals.where_of_equation(eqn))
+        self._meet(meeting)
+
+    def _wait_for_all(self) -> None:
+        machine = self.run_.machine
+        meeting = Rendezvous(machine, tuple(self.mesh.sizes), "an operation that needs a whole array", None)
+        meeting.then = lambda now: Later(machine, now, lambda: self._resume(now))
+        self._meet(meeting)
+        joined = self._given
+        self._suspend()
+        self._joined = joined
+
+    def _meet(self, meeting: Rendezvous) -> None:
+        self._given += 1
+        key = ("host", self._given)
+        self.run_.meetings[key] = meeting
+        for device in self.run_.devices:
+            device.give(lambda device: device.meet(meeting, key, ()), self._now)
+
+    def _resume(self, now: int) -> None:
+        self._now = max(self._now, now)
+        self.go_on()
