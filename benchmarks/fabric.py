@@ -122,13 +122,13 @@ class Step(Flow):
         super().__init__(path, wire_bytes, order)
         self.fabric = fabric
         self.left = left
-        fabric.begin(self)
+        fabric.begin(self, 0)
 
     def transferred(self) -> None:
         """Begin again."""
         self.left -= 1
         if self.left:
-            self.fabric.begin(self)
+            self.fabric.begin(self, self.due)
 
 
 def ring(devices: int, steps: int) -> Callable[[simpy.Environment, Fabric], int]:
@@ -171,7 +171,7 @@ def all_to_all(n: int, *, wraps: bool, sizes: tuple[int, int]) -> Callable[[simp
             for source in range(devices):
                 size = 512 * draw.randint(sizes[0] // 512, sizes[1] // 512)
                 flow = Copy(mesh.path(source, (source + step) % devices), size, source * devices + step, done)
-                flow.callbacks = [fabric.begin]
+                flow.callbacks = [lambda flow: fabric.begin(flow, env.now)]
                 schedule(env, flow, BEGIN + flow.order, step * GAP_PS)
         return devices * (devices - 1)
 

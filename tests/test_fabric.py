@@ -71,7 +71,7 @@ def run(capacities, cases, *, crowd_size, shuffle=None, log=None):
         flow.run, flow.which = result, i
         start = simpy.Event(env)
         start._ok, start._value = True, None
-        start.callbacks = [lambda _, flow=flow: fabric.begin(flow)]
+        start.callbacks = [lambda _, flow=flow: fabric.begin(flow, env.now)]
         # All begins of an instant have one key, so the heap keeps the order of insertion.
         env.schedule(start, BEGIN, case.begin)
     env.run()
@@ -306,12 +306,12 @@ def test_a_flow_may_begin_again_from_its_own_end(crowd_size):
             ends.append(env.now)
             self.left -= 1
             if self.left:
-                fabric.begin(self)
+                fabric.begin(self, env.now)
 
     for order in range(20):
         flow = Again(Path((link,), 10 * GB), 1000, order)
         flow.left = 5
-        fabric.begin(flow)
+        fabric.begin(flow, env.now)
     env.run()
     assert ends == [2_000_000 * (1 + i // 20) for i in range(100)]
     assert fabric.solves == 5
@@ -334,7 +334,7 @@ def test_no_entry_of_the_fabric_reaches_a_flow_after_its_end(crowd_size):
             env.schedule(self, self.order, 10_000_000)
 
     def begin(event):
-        fabric.begin(event.value)
+        fabric.begin(event.value, env.now)
 
     draw = random.Random(1)
     for order in range(60):

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import operator
 import sys
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ConfigDict
+from pydantic import BeforeValidator, ConfigDict, ValidationError
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
@@ -53,7 +53,7 @@ class _Fields:
     dst_ref: Any
     dst_sem: Any
     src_sem: Any = None
-    device_id: Any = None
+    device_id: Annotated[Any, BeforeValidator(_as_device_id)] = None
 
 
 _validate = _Fields.__pydantic_validator__.validate_python  # type: ignore[attr-defined]  # pydantic adds it
@@ -77,12 +77,18 @@ class AsyncCopyDescriptor(_Fields):
         if (src_sem is None) is not (device_id is None):
             raise DescriptorError(PAIR_MESSAGE)
         kind = type(device_id)
-        if device_id is not None and kind is not Scalar and kind is not int:
-            try:
-                device_id = _as_device_id(device_id)
-            except ValueError as error:
-                raise DescriptorError(f"{error}.") from None
-        _validate(ArgsKwargs((src_ref, dst_ref, dst_sem, src_sem, device_id)), self_instance=self)
+        if kind is Scalar or kind is int or device_id is None:
+            # Valid as it is, as the refs are for the backend to say: this is the hottest constructor of native kernels.
+            self.src_ref = src_ref
+            self.dst_ref = dst_ref
+            self.dst_sem = dst_sem
+            self.src_sem = src_sem
+            self.device_id = device_id
+            return
+        try:
+            _validate(ArgsKwargs((src_ref, dst_ref, dst_sem, src_sem, device_id)), self_instance=self)
+        except ValidationError as error:
+            raise DescriptorError(f"{error.errors()[0]['ctx']['error']}.") from None
 
     @property
     def is_remote(self) -> bool:

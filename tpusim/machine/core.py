@@ -38,9 +38,9 @@ class Core:
     """
 
     __slots__ = (
-        "_blocked", "_callbacks", "_ok", "_then", "buffers", "call", "callbacks", "compute_ps", "device", "done",
-        "entered_ps", "env", "exited_ps", "issue_ps", "machine", "now", "operations", "order", "resume", "schedule",
-        "semaphores", "wait_ps",
+        "_blocked", "_callbacks", "_ok", "_then", "begin_flow", "buffers", "call", "callbacks", "compute_ps", "device",
+        "done", "entered_ps", "env", "exited_ps", "hooks", "issue_ps", "machine", "max_operations", "max_ps", "now",
+        "operations", "order", "resume", "schedule", "semaphores", "since_ps", "wait_ps",
     )  # fmt: skip
 
     copy_type: type[Copy] = Copy
@@ -49,9 +49,15 @@ class Core:
     def __init__(self, machine: Machine, device: int) -> None:
         self.machine = machine
         self.env = machine.env
+        self.hooks = machine.hooks
+        self.begin_flow = machine.fabric.begin
+        self.max_ps = machine.max_ps
+        self.max_operations = machine.max_operations
         self.device = device
         self.order = device << 34
         self.now = 0
+        self.since_ps = 0
+        """The global time since it runs: of its last wake-up."""
         self.operations = 0
         self.compute_ps = 0
         self.entered_ps = 0
@@ -82,11 +88,11 @@ class Core:
         racing = buffer.writer_of(region) if buffer.writing else None
         self.operations += 1
         self.now += region.load_ps if region.load_ps >= 0 else self.machine.price_access(region)[0]
-        if self.now > self.machine.max_ps or self.operations > self.machine.max_operations:
+        if self.now > self.max_ps or self.operations > self.max_operations:
             self.machine.report_past_limit(self)
         if racing is not None:
             self.machine.report_race(self, "load of", buffer, region, racing, site)
-        for hook in self.machine.hooks.loaded:
+        for hook in self.hooks.loaded:
             hook(self, buffer, region, site)
         return racing
 
@@ -97,12 +103,12 @@ class Core:
             racing = buffer.reader_of(region)
         self.operations += 1
         self.now += region.store_ps if region.store_ps >= 0 else self.machine.price_access(region)[1]
-        if self.now > self.machine.max_ps or self.operations > self.machine.max_operations:
+        if self.now > self.max_ps or self.operations > self.max_operations:
             self.machine.report_past_limit(self)
         if racing is not None:
             self.machine.report_race(self, "store to", buffer, region, racing, site)
         buffer.fresh = False
-        for hook in self.machine.hooks.stored:
+        for hook in self.hooks.stored:
             hook(self, buffer, region, site)
 
     def compute(self, duration_ps: int, operation: str, site: Any) -> None:
@@ -111,9 +117,9 @@ class Core:
         self.now = before + duration_ps
         self.operations += 1
         self.compute_ps += duration_ps
-        if self.now > self.machine.max_ps or self.operations > self.machine.max_operations:
+        if self.now > self.max_ps or self.operations > self.max_operations:
             self.machine.report_past_limit(self)
-        for hook in self.machine.hooks.computed:
+        for hook in self.hooks.computed:
             hook(self, operation, before, self.now, site)
 
     def delay(self, duration_ps: int, site: Any) -> None:
@@ -121,9 +127,9 @@ class Core:
         before = self.now
         self.now = before + max(duration_ps, self.machine.timing.cycle_ps)
         self.operations += 1
-        if self.now > self.machine.max_ps or self.operations > self.machine.max_operations:
+        if self.now > self.max_ps or self.operations > self.max_operations:
             self.machine.report_past_limit(self)
-        for hook in self.machine.hooks.computed:
+        for hook in self.hooks.computed:
             hook(self, "delay", before, self.now, site)
 
     # -- copies ---------------------------------------------------------------------------------
@@ -141,42 +147,38 @@ class Core:
         add: bool = False,
     ) -> Copy:
         """Issue a copy; it begins after its start latency.  The destination is in flight from now on."""
-        machine = self.machine
         self.operations = number = self.operations + 1
-        key = (src.device, src.spec.space_code, dst.device, dst.spec.space_code)
-        route = machine.wiring.routes.get(key) or machine.wiring.route(src, dst)
+        route = src.routes.get(dst) or self.machine.wiring.route(src, dst)
         copy = self.copy_type(self, src, src_region, dst, dst_region, src_sem, dst_sem, route, number, site)
-        if priority:
+        if priority or add:
             copy.priority = priority
-        if add:
-            copy.add = True
+            copy.add = add
         if src.writing:
             racing = src.writer_of(src_region)
             if racing is not None:
-                machine.report_race(self, "copy from", src, src_region, racing, site)
-        racing = dst.writer_of(dst_region) if dst.writing else None
-        if racing is None and dst.reading:
-            racing = dst.reader_of(dst_region)
-        if racing is not None:
-            machine.report_race(self, "copy to", dst, dst_region, racing, site)
+                self.machine.report_race(self, "copy from", src, src_region, racing, site)
+        if dst.writing or dst.reading:
+            racing = dst.writer_of(dst_region) or dst.reader_of(dst_region)
+            if racing is not None:
+                self.machine.report_race(self, "copy to", dst, dst_region, racing, site)
         if src is dst and src_region.overlaps(dst_region):
-            machine.report_overlap(copy)
+            self.machine.report_overlap(copy)
         if not dst.alive:
-            machine.report_outside_lifetime(copy)
+            self.machine.report_outside_lifetime(copy)
         if src.fresh and src_sem is not None:
-            machine.report_uninitialised(copy)
+            self.machine.report_uninitialised(copy)
         if route.warns:
-            machine.report_routing(copy)
+            self.machine.report_routing(copy)
         src.reading.append(copy)
         dst.writing.append(copy)
         self.now = now = self.now + self.issue_ps
-        if now > machine.max_ps or number > machine.max_operations:
-            machine.report_past_limit(self)
-        for hook in machine.hooks.copy_started:
+        if now > self.max_ps or number > self.max_operations:
+            self.machine.report_past_limit(self)
+        for hook in self.hooks.copy_started:
             hook(copy)
         copy.due = begin = now + route.start_ps
         copy.callbacks = BEGIN_CALLBACKS
-        self.schedule(copy, BEGIN + copy.key, begin - self.env.now)
+        self.schedule(copy, BEGIN + copy.key, begin - self.since_ps)
         return copy
 
     # -- semaphores -----------------------------------------------------------------------------
@@ -188,7 +190,7 @@ class Core:
         self.now = now = before + self.wait_ps
         if semaphore.value >= amount:
             semaphore.value -= amount
-            for hook in self.machine.hooks.waited:
+            for hook in self.hooks.waited:
                 hook((self, semaphore, amount, before, now, site))
             return True
         if semaphore.waiter is not None:
@@ -209,12 +211,14 @@ class Core:
 
     def wake(self, now: int) -> None:
         """Go on after a wait; called by the semaphore that holds enough at ``now`` (ps)."""
+        self.since_ps = now
         if now > self.now:
             self.now = now
-        if self._blocked is not None:
-            semaphore, amount, since, site = self._blocked
+        blocked = self._blocked
+        if blocked is not None:
             self._blocked = None
-            for hook in self.machine.hooks.waited:
+            semaphore, amount, since, site = blocked
+            for hook in self.hooks.waited:
                 hook((self, semaphore, amount, since, self.now, site))
         then = self._then
         if then is not None:
@@ -226,7 +230,7 @@ class Core:
     def give_back(self, semaphore: Semaphore, amount: int, site: Any) -> None:
         """Put back what a wait has just taken: a wait that only looks is a wait and a signal to oneself."""
         semaphore.value += amount
-        for hook in self.machine.hooks.signalled:
+        for hook in self.hooks.signalled:
             hook(self, semaphore, amount, self.now, site)
 
     def signal(self, semaphore: Semaphore, amount: int, site: Any) -> None:
@@ -235,31 +239,31 @@ class Core:
         timing = machine.timing
         self.operations = number = self.operations + 1
         self.now = now = self.now + timing.signal_ps
-        if now > machine.max_ps or number > machine.max_operations:
+        if now > self.max_ps or number > self.max_operations:
             machine.report_past_limit(self)
-        for hook in machine.hooks.signalled:
+        for hook in self.hooks.signalled:
             hook(self, semaphore, amount, now, site)
         if semaphore.device == self.device:
             semaphore.add(amount, now)
             return
         arrival = now + timing.remote_signal_ps + machine.wiring.hop_ps(self.device, semaphore.device)
-        env = self.env
         event = self.signal_type(self, semaphore, amount, site)
-        env.schedule(event, SIGNAL + self.order + number, arrival - env.now)
+        self.schedule(event, SIGNAL + self.order + number, arrival - self.since_ps)
 
     def join(self) -> bool:
         """Let the global clock catch up; ``False`` where the core must be suspended until it has."""
         self.operations = number = self.operations + 1
         self.now += self.machine.timing.cycle_ps
-        delay = self.now - self.env.now
+        delay = self.now - self.since_ps
         if delay <= 0:
             return True
         self.callbacks = self._callbacks
-        self.env.schedule(self, CORE + self.order + number, delay)
+        self.schedule(self, CORE + self.order + number, delay)
         return False
 
     def _joined(self, _event: object) -> None:
         self.callbacks = self._callbacks
+        self.since_ps = self.env.now
         self.resume()
 
     def __repr__(self) -> str:

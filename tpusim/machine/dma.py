@@ -84,61 +84,64 @@ class Copy(Flow):
 
     def begin(self) -> None:
         """The start latency is over: bytes begin to move."""
-        self.begin_ps = self.due
-        machine = self.core.machine
-        if not self.dst.alive and self.dst.device != self.core.device:
-            machine.report_outside_lifetime(self)
-        machine.fabric.begin(self)
+        self.begin_ps = now = self.due
+        core = self.core
+        if not self.dst.alive and self.dst.device != core.device:
+            core.machine.report_outside_lifetime(self)
+        core.begin_flow(self, now)
 
     def transferred(self) -> None:
         """End of the reader leg, called by the fabric."""
         core = self.core
-        machine = core.machine
-        self.read_ps = now = core.env.now
-        if self.src.array is not None:
+        self.read_ps = now = self.due
+        src, src_sem = self.src, self.src_sem
+        if src.array is not None:
             self.move()
         else:
             self.dst.array = None  # nobody knows what it holds now
-        self.src.reading.remove(self)
-        for hook in machine.hooks.copy_read:
-            hook(self)
+        src.reading.remove(self)
+        if core.hooks.copy_read:
+            for hook in core.hooks.copy_read:
+                hook(self)
         hop_ps = self.route.hop_ps
         if hop_ps:
             self.due = now + hop_ps
             self.callbacks = WRITTEN_CALLBACKS
             core.schedule(self, WRITTEN + self.key, hop_ps)
-            if self.src_sem is not None:
-                self.src_sem.add(self.src_region.nbytes, now)
+            if src_sem is not None:
+                src_sem.add(self.src_region.nbytes, now)
         else:
             # One instant for both legs: the writer still ends after the reader.
-            self.due = now
-            if self.src_sem is not None:
-                self.src_sem.add(self.src_region.nbytes, now)
+            if src_sem is not None:
+                src_sem.add(self.src_region.nbytes, now)
             self.written()
 
     def move(self) -> None:
         """Copy the bytes from source to destination."""
-        src, dst = self.src.array, self.dst.array
+        src, dst, source, target = self.src.array, self.dst.array, self.src_region, self.dst_region
         if src is None or dst is None:
             return
-        value = self.src_region.read(src)
+        if source.is_box and target.is_box and not self.add:
+            dst[target.index] = src[source.index]
+            return
+        value = source.read(src)
         if self.add:
-            value = self.dst_region.read(dst) + value
-        self.dst_region.write(dst, value)
+            value = target.read(dst) + value
+        target.write(dst, value)
 
     def written(self) -> None:
         """End of the writer leg."""
         core = self.core
-        machine = core.machine
         self.written_ps = now = self.due
         self.callbacks = _DONE
         dst = self.dst
         dst.writing.remove(self)
         dst.fresh = False
         if not dst.alive and dst.device != core.device:
-            machine.report_outside_lifetime(self)
-        for hook in machine.hooks.copy_written:
-            hook(self)
+            core.machine.report_outside_lifetime(self)
+        if core.hooks.copy_written:
+            for hook in core.hooks.copy_written:
+                hook(self)
         self.dst_sem.add(self.dst_region.nbytes, now)
 
     def __repr__(self) -> str:

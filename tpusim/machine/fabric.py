@@ -4,7 +4,8 @@ What dominates is the number of solves times the cost of one, so most begins and
 
 * A resource keeps ``peak_sum``, what its flows could ask of it at most.  Up to its capacity it binds nobody and is
   left out; a flow on such resources alone has its end in closed form, and two hundred devices that each pass a block
-  to a neighbour are two hundred independent flows instead of one component.
+  to a neighbour are two hundred independent flows instead of one component.  Until a resource is tight for the first
+  time, nobody asks which flows are on which: they are kept in one place, and sorted by resource from then on.
 * Otherwise all begins and ends of an instant are settled by one event at its end, for the touched components alone.
   A component is found by walking over its tight resources; it has no object, so it may merge and split freely.
 * A component too large to walk at every event becomes a :class:`~tpusim.machine.waterfill.Crowd`: rows in arrays,
@@ -53,8 +54,6 @@ class Fabric:
     """
 
     def __init__(self, env: Clock, solve_order: int, *, crowd_size: int = 48) -> None:
-        self.rate_log: list[tuple[int, Resource, float]] | None = None
-        """If a list: receives (time in ps, resource, B/s) where a rate has changed by the end of an instant."""
         self.solves = 0
         """Components solved so far."""
         self._env = env
@@ -67,57 +66,89 @@ class Fabric:
         self._settlement = _Settlement()
         self._settle_callbacks = [self._settle]
         self._is_called = False
+        self._rate_log: list[tuple[int, Resource, float]] | None = None
+        self._moving: dict[Flow, None] | None = {}
+        """All flows in flight, in the order of their begins; ``None`` once resources know theirs."""
         self._fresh: list[Flow] = []
         self._touched: dict[Resource, None] = {}
         self._crowds: dict[Crowd, None] = {}
         self._crowds_made = 0
         self._logged: dict[Resource, None] = {}
 
-    def begin(self, flow: Flow) -> None:
-        """Start moving the flow's bytes now.  Costs O(resources on its path)."""
+    @property
+    def rate_log(self) -> list[tuple[int, Resource, float]] | None:
+        """If a list: receives (time in ps, resource, B/s) where a rate has changed by the end of an instant."""
+        return self._rate_log
+
+    @rate_log.setter
+    def rate_log(self, log: list[tuple[int, Resource, float]] | None) -> None:
+        self._rate_log = log
+        if log is not None:
+            self._follow()
+
+    def begin(self, flow: Flow, now: int) -> None:
+        """Start moving the flow's bytes at ``now``, which is the present.  Costs O(resources on its path)."""
         flow.callbacks = self._own_end
         flow.is_shared = False
         flow.crowd = None
-        flow.since = now = self._env.now
+        flow.since = now
         path = flow.path
         is_tight = False
         for resource, load, _ in path.loads:
             resource.peak_sum = total = resource.peak_sum + load
-            resource.flows[flow] = None
             if total > resource.capacity:
                 is_tight = True
-        if is_tight and flow.wire_bytes:
+        if self._moving is not None:
+            self._moving[flow] = None
+            if is_tight:
+                self._follow()
+        else:
+            for resource, _, _ in path.loads:
+                resource.flows[flow] = None
+        size = flow.wire_bytes
+        if is_tight and size:
             flow.due = _NO_ENTRY
             self._fresh.append(flow)
             self._call_settle()
         else:
-            delay = -(-flow.wire_bytes * PS_PER_S // path.peak)  # as in _run_alone
+            delay = path.times_ps.get(size)
+            if delay is None:
+                delay = path.alone_ps(size)
             flow.due = now + delay
             self._schedule(flow, flow.order, delay)
-        if self.rate_log is not None:
+        if self._rate_log is not None:
             self._log_path(path)
 
     def _run_alone(self, flow: Flow, now: int) -> None:
-        """The end in closed form: ``transfer_ps`` of all its bytes at its peak."""
-        delay = -(-flow.wire_bytes * PS_PER_S // flow.path.peak)
+        """Its end in closed form."""
+        delay = flow.path.alone_ps(flow.wire_bytes)
         flow.due = now + delay
         self._schedule(flow, flow.order, delay)
+
+    def _follow(self) -> None:
+        """From now on each resource knows the flows on it."""
+        moving, self._moving = self._moving, None
+        for flow in moving or ():
+            for resource, _, _ in flow.path.loads:
+                resource.flows[flow] = None
 
     # Ends.
 
     def _end(self, flow: Flow) -> None:
-        """A flow's own entry has come up."""
+        """A flow's own entry has come up, at ``due``."""
         flow.callbacks = self._own_end  # SimPy has taken the list off
-        if flow.is_shared or flow.due != self._env.now:
+        if flow.is_shared:
             return
-        flow.due = _NO_ENTRY
-        size = flow.wire_bytes
         path = flow.path
-        for resource, load, weight in path.loads:
+        path.moved_bytes += flow.wire_bytes
+        for resource, load, _ in path.loads:
             resource.peak_sum -= load
-            resource.busy_bytes += size * weight
-            del resource.flows[flow]
-        if self.rate_log is not None:
+        if self._moving is not None:
+            del self._moving[flow]
+        else:
+            for resource, _, _ in path.loads:
+                del resource.flows[flow]
+        if self._rate_log is not None:
             self._log_path(path)
         flow.transferred()
 
@@ -196,8 +227,8 @@ class Fabric:
         for crowd in crowds:
             if crowd.live:
                 self._share_crowd(crowd, now)
-        if self.rate_log is not None:
-            self._write_log(self.rate_log, now)
+        if self._rate_log is not None:
+            self._write_log(self._rate_log, now)
 
     def _place(self, seed: Flow, seen: set[Flow], joining: dict[Crowd, list[Flow]], now: int) -> None:
         """Find the component of a flow and solve it, or let it join a crowd that is solved later."""
@@ -210,7 +241,7 @@ class Fabric:
             _set_rate(seed, float(seed.path.peak), now)
             if seed.alarm is None or seed.alarm.due != seed.ends:
                 self._set_alarm(seed, seed.ends, now)
-            if self.rate_log is not None:
+            if self._rate_log is not None:
                 self._logged.update(dict.fromkeys(seed.path.resources))
         elif seed.due == _NO_ENTRY:
             self._run_alone(seed, now)
@@ -232,7 +263,7 @@ class Fabric:
                 flow.alarm = None
             elif flow.alarm is None or flow.alarm.due != due:
                 self._set_alarm(flow, due, now)
-        if self.rate_log is not None:
+        if self._rate_log is not None:
             for flow in flows:
                 self._logged.update(dict.fromkeys(flow.path.resources))
 
@@ -249,7 +280,7 @@ class Fabric:
             if flow.alarm is None or flow.alarm.due != due:
                 self._set_alarm(flow, due, now)
         crowd.heads = heads
-        if self.rate_log is not None:
+        if self._rate_log is not None:
             self._logged.update(dict.fromkeys(crowd.numbers))
 
     # Crowds.

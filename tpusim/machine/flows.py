@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tpusim.units import PS_PER_S
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -13,18 +15,24 @@ if TYPE_CHECKING:
 class Resource:
     """One bandwidth: a directed link, a memory, a port.  ``capacity`` in bytes per second."""
 
-    __slots__ = ("busy_bytes", "capacity", "crowd", "flows", "name", "peak_sum", "shown_rate")
+    __slots__ = ("capacity", "crowd", "flows", "name", "paths", "peak_sum", "shown_rate")
 
     def __init__(self, name: str, capacity: int) -> None:
         self.name = name
         self.capacity = capacity
-        self.busy_bytes = 0
-        """Bytes carried so far, counted at the end of each flow, times its weight here."""
         self.peak_sum = 0
         """What the flows in flight could ask for together at most, in bytes per second."""
         self.flows: dict[Flow, None] = {}
+        """The flows in flight, once the fabric follows them one by one (see there)."""
+        self.paths: list[tuple[Path, int]] = []
+        """The paths across it, each with its weight here."""
         self.crowd: Crowd | None = None
         self.shown_rate = 0.0
+
+    @property
+    def busy_bytes(self) -> int:
+        """Bytes carried so far, counted at the end of each flow, times its weight here."""
+        return sum(path.moved_bytes * weight for path, weight in self.paths)
 
     @property
     def is_tight(self) -> bool:
@@ -32,7 +40,7 @@ class Resource:
         return self.peak_sum > self.capacity
 
     def __repr__(self) -> str:
-        return f"<Resource {self.name}: {len(self.flows)} flows>"
+        return f"<Resource {self.name}: {self.peak_sum} of {self.capacity} B/s>"
 
 
 class Path:
@@ -41,7 +49,7 @@ class Path:
     ``rate_limit`` is the rate of the copy's own engine, ``peak`` the most it can reach alone; both bytes per second.
     """
 
-    __slots__ = ("loads", "peak", "rate_limit", "resources")
+    __slots__ = ("loads", "moved_bytes", "peak", "rate_limit", "resources", "times_ps")
 
     def __init__(self, resources: tuple[Resource, ...], rate_limit: int) -> None:
         weights: dict[Resource, int] = {}
@@ -50,8 +58,19 @@ class Path:
         self.resources = resources
         self.rate_limit = rate_limit
         self.peak = min([rate_limit, *(r.capacity // weight for r, weight in weights.items())])
-        self.loads = tuple((r, weight * self.peak, weight) for r, weight in weights.items())
-        """For each resource once: itself, its share of ``peak_sum``, the weight."""
+        self.loads = tuple([(r, weight * self.peak, weight) for r, weight in weights.items()])
+        """For each resource once: itself, what a flow adds to its ``peak_sum``, the weight."""
+        self.moved_bytes = 0
+        """Bytes of the flows that have ended."""
+        self.times_ps: dict[int, int] = {}
+        """Time at ``peak`` by bytes, as far as asked for."""
+        for resource, weight in weights.items():
+            resource.paths.append((self, weight))
+
+    def alone_ps(self, wire_bytes: int) -> int:
+        """Time of so many bytes at ``peak``, in closed form: ``transfer_ps`` of them."""
+        found = self.times_ps[wire_bytes] = -(-wire_bytes * PS_PER_S // self.peak)
+        return found
 
     def __repr__(self) -> str:
         return f"<Path {' '.join(r.name for r in self.resources)}>"
@@ -91,7 +110,7 @@ class Flow:
         self.priority = priority
 
     def transferred(self) -> None:
-        """Called exactly once, at the instant at which the last byte has moved."""
+        """Called exactly once, at the instant ``due`` at which the last byte has moved."""
         raise NotImplementedError
 
 

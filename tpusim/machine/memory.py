@@ -20,6 +20,7 @@ from tpusim.units import format_bytes
 if TYPE_CHECKING:
     from tpusim.machine.calls import Call
     from tpusim.machine.dma import Copy
+    from tpusim.machine.wiring import Route
 
 Index = int | tuple[int, int] | tuple[int, int, int]
 """One dimension of a region's key: an int drops it, ``(start, size[, stride])`` keeps it."""
@@ -135,10 +136,7 @@ class Region:
         self.box = box
         self.kept = kept
         self.shape = tuple(box[dim][1] for dim in kept)
-        self.index = tuple(
-            slice(start, start + (size - 1) * stride + 1 if size else start, stride) if dim in kept else start
-            for dim, (start, size, stride) in enumerate(box)
-        )
+        self.index = _numpy_index(spec.shape, box, kept)
         self.size = 1
         for _, size, _ in box:
             self.size *= size
@@ -147,6 +145,9 @@ class Region:
         self.wire_bytes = self.wire_bytes_at(spec.tiling.short_run_bytes)
         self.load_ps = self.store_ps = -1
         self.subs: dict[tuple[Index, ...], Region] = {}
+
+    is_box = True
+    """Whether ``index`` says all about its values in an array."""
 
     def vector_bytes(self) -> int:
         """Bytes of the vector registers a load or store of it fills: whole 8x128 tiles of 32 bits."""
@@ -280,6 +281,17 @@ def _share_an_index(a: range, b: range) -> bool:
     return any(index in b for index in a)
 
 
+def _numpy_index(shape: tuple[int, ...], box: tuple[tuple[int, int, int], ...], kept: tuple[int, ...]) -> Any:
+    """What a box is in NumPy, as short as can be: that is what indexing costs."""
+    parts: list[int | slice] = [
+        slice(start, start + (size - 1) * stride + 1 if size else start, stride) if dim in kept else start
+        for dim, (start, size, stride) in enumerate(box)
+    ]
+    while parts and isinstance(parts[-1], slice) and box[len(parts) - 1] == (0, shape[len(parts) - 1], 1):
+        parts.pop()
+    return parts[0] if len(parts) == 1 else tuple(parts)
+
+
 def _extent(shape: tuple[int, ...], box: tuple[tuple[int, int, int], ...], size: int) -> tuple[int, int, bool]:
     """First element, one past the last, and whether everything between belongs to the box."""
     if size == 0:
@@ -299,7 +311,7 @@ class Buffer:
     owner's call or scope; ``fresh`` while nothing has been written to it.
     """
 
-    __slots__ = ("alive", "array", "device", "fresh", "reading", "spec", "writing")
+    __slots__ = ("alive", "array", "device", "fresh", "reading", "routes", "spec", "writing")
 
     def __init__(self, spec: BufferSpec, device: int, array: np.ndarray[Any, Any] | None) -> None:
         self.spec = spec
@@ -309,6 +321,8 @@ class Buffer:
         self.fresh = not spec.initialised
         self.writing: list[Copy] = []
         self.reading: list[Copy] = []
+        self.routes: dict[Buffer, Route] = {}
+        """Where copies from here have gone so far, and their ways."""
 
     def writer_of(self, region: Region) -> Copy | None:
         """A copy in flight whose destination meets ``region``."""

@@ -72,7 +72,8 @@ class ScheduledCore(Core):
         self.number = number
 
     def _released(self) -> None:
-        self.now = max(self.now, self.env.now)
+        self.since_ps = self.env.now
+        self.now = max(self.now, self.since_ps)
         self.resume()
 
     def _catch_up(self, more_ps: int) -> None:

@@ -106,6 +106,7 @@ class ScheduledCopy(Copy):
             # what was counted in part is counted again with the whole, at this same instant
             self.src_sem.value -= self._read
             self.src_sem.added -= self._read
+        self.due = self.core.env.now
         super().transferred()
         if self.route.hop_ps:
             self.callbacks = _WRITTEN_CALLBACKS

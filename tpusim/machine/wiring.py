@@ -50,16 +50,17 @@ class Wiring:
         self._hbm_per_device = slice_.has_die_links
         self.links: dict[int, Resource] = {}
         self.hbms: dict[int, Resource] = {}
-        self.routes: dict[tuple[int, int, int, int], Route] = {}
+        self._routes: dict[tuple[int, int, int, int], Route] = {}
         """Routes built so far, by device and memory of both ends."""
         self._hops: dict[tuple[int, int], int] = {}
 
     def route(self, src: Buffer, dst: Buffer) -> Route:
-        """The route between the memories of two buffers."""
+        """The route between the memories of two buffers, which the source keeps from now on."""
         key = (src.device, src.spec.space_code, dst.device, dst.spec.space_code)
-        found = self.routes.get(key)
+        found = self._routes.get(key)
         if found is None:
-            found = self.routes[key] = self._build(src.device, src.spec.space, dst.device, dst.spec.space)
+            found = self._routes[key] = self._build(src.device, src.spec.space, dst.device, dst.spec.space)
+        src.routes[dst] = found
         return found
 
     def hop_ps(self, source: int, target: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import prod
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from tpusim.errors import (
 )
 from tpusim.findings import Kind
 from tpusim.machine.core import Core
-from tpusim.machine.memory import BufferSpec, Region, sentinel
+from tpusim.machine.memory import Region, sentinel
 from tpusim.machine.semaphores import Semaphore
 from tpusim.native.refs import BarrierRef, DynamicSlice, Ref, SemaphoreRef, require_vector_memory
 from tpusim.specs import SemaphoreType, is_scratch_type
@@ -33,8 +33,6 @@ from tpusim.values.simulated_numpy import SimulatedNumpy
 
 if TYPE_CHECKING:
     from tpusim.native.simulate import Program
-
-_DMA = SemaphoreType.DMA
 
 
 class DescriptorUse:
@@ -53,6 +51,7 @@ class Executor:
     __slots__ = (
         "_axis_index",
         "_charges",
+        "buffers_of",
         "call",
         "coords",
         "core",
@@ -62,6 +61,7 @@ class Executor:
         "np",
         "program",
         "scope_path",
+        "semaphores_of",
         "suspend",
     )  # fmt: skip
 
@@ -71,6 +71,8 @@ class Executor:
         self.machine = core.machine
         self.cores = core.machine.cores
         self.call = program.call
+        self.buffers_of = program.call.buffers
+        self.semaphores_of = program.call.semaphores
         self.coords = core.machine.coordinates(core.device)
         self.suspend = suspend
         self.grid_index: tuple[int, ...] = ()
@@ -171,23 +173,22 @@ class Executor:
 
     def made(self, descriptor: AsyncCopyDescriptor, site: RawSite) -> None:
         """Check a descriptor and remember its line until some device uses one made there."""
+        program = self.program
         src, dst, dst_sem, src_sem = descriptor.src_ref, descriptor.dst_ref, descriptor.dst_sem, descriptor.src_sem
-        if type(src) is not Ref or type(dst) is not Ref:
-            _refuse_copy(src, dst)
-        if (src.region, dst.region) not in self.program.fitting:
-            _check_copy(src, dst)
-            self.program.fitting.add((src.region, dst.region))
-        if type(dst_sem) is not SemaphoreRef or dst_sem.shape or dst_sem.spec.kind is not _DMA:
-            _refuse_copy_semaphore(dst_sem)
-        if src_sem is not None and (
-            type(src_sem) is not SemaphoreRef or src_sem.shape or src_sem.spec.kind is not _DMA
-        ):
-            _refuse_copy_semaphore(src_sem)
+        try:
+            is_fit = (
+                (src, dst) in program.fitting and dst_sem.counts_bytes and (src_sem is None or src_sem.counts_bytes)
+            )
+        except (TypeError, AttributeError):  # something that is no ref
+            is_fit = False
+        if not is_fit:
+            _check_copy(src, dst, dst_sem, src_sem)
+            program.fitting.add((src, dst))
         # Not the site itself as the key: a code object hashes its whole bytecode, every time.
         key = (id(site[0]) << 24) + site[1]
-        use = self.program.descriptor_uses.get(key)
+        use = program.descriptor_uses.get(key)
         if use is None:
-            use = self.program.descriptor_uses[key] = DescriptorUse(site)
+            use = program.descriptor_uses[key] = DescriptorUse(site)
         descriptor.use = use
 
     def start(self, descriptor: AsyncCopyDescriptor, priority: int, add: bool, site: RawSite) -> None:
@@ -196,23 +197,29 @@ class Executor:
             self.made(descriptor, site)
         descriptor.use.is_used = True
         core = self.core
-        src, dst = descriptor.src_ref.region, descriptor.dst_ref.region
-        src_buffer = core.buffers[src.spec.position]
-        dst_ref, src_ref = descriptor.dst_sem, descriptor.src_sem
-        if src_ref is None:
-            dst_sem = core.semaphores[dst_ref.spec.position][dst_ref.flat]
-            src_sem, dst_buffer = None, core.buffers[dst.spec.position]
+        src, dst, receive, send = descriptor.src_ref, descriptor.dst_ref, descriptor.dst_sem, descriptor.src_sem
+        if send is None:
+            buffers, semaphores, src_sem = core.buffers, core.semaphores, None
         else:
             device_id = descriptor.device_id
-            target = device_id.value if type(device_id) is Scalar and self.program.is_one_axis else -1
-            if type(target) is not int or not 0 <= target < self.program.sizes[0]:
+            target = device_id.value if type(device_id) is Scalar else device_id
+            if type(target) is not int or not 0 <= target < self.program.one_axis_size:
                 target = self.resolve_device(device_id)
-            dst_buffer = self.call.buffers[target][dst.spec.position]
-            dst_sem = self.call.semaphores[target][dst_ref.spec.position][dst_ref.flat]
-            src_sem = core.semaphores[src_ref.spec.position][src_ref.flat]
+            buffers, semaphores = self.buffers_of[target], self.semaphores_of[target]
+            src_sem = core.semaphores[send.position][send.flat]
         if priority or add:
-            self._check_start(priority, add, src_sem is not None, site)
-        core.start(src_buffer, src, dst_buffer, dst, src_sem, dst_sem, site, priority, add)
+            self._check_start(priority, add, send is not None, site)
+        core.start(
+            core.buffers[src.position],
+            src.region,
+            buffers[dst.position],
+            dst.region,
+            src_sem,
+            semaphores[receive.position][receive.flat],
+            site,
+            priority,
+            add,
+        )
 
     def _check_start(self, priority: Any, add: bool, remote: bool, site: RawSite) -> None:
         if isinstance(priority, bool) or not isinstance(priority, int) or priority < 0:
@@ -236,10 +243,10 @@ class Executor:
         send, receive, core = descriptor.src_sem, descriptor.dst_sem, self.core
         table = core.semaphores
         if not core.wait_both(
-            table[send.spec.position][send.flat],
+            table[send.position][send.flat],
             descriptor.src_ref.region.nbytes,
             site,
-            table[receive.spec.position][receive.flat],
+            table[receive.position][receive.flat],
             descriptor.dst_ref.region.nbytes,
             site,
         ):
@@ -252,7 +259,7 @@ class Executor:
         descriptor.use.is_used = True
         ref = descriptor.src_sem
         core = self.core
-        if not core.wait(core.semaphores[ref.spec.position][ref.flat], descriptor.src_ref.region.nbytes, site):
+        if not core.wait(core.semaphores[ref.position][ref.flat], descriptor.src_ref.region.nbytes, site):
             self.suspend()
 
     def wait_recv(self, descriptor: AsyncCopyDescriptor, site: RawSite) -> None:
@@ -262,7 +269,7 @@ class Executor:
         descriptor.use.is_used = True
         ref = descriptor.dst_sem
         core = self.core
-        if not core.wait(core.semaphores[ref.spec.position][ref.flat], descriptor.dst_ref.region.nbytes, site):
+        if not core.wait(core.semaphores[ref.position][ref.flat], descriptor.dst_ref.region.nbytes, site):
             self.suspend()
 
     # -- devices --------------------------------------------------------------------------------
@@ -385,18 +392,12 @@ class Executor:
         call.enter_scope(scope, device)
         self.scope_path = key
         try:
-            refs = [self.ref_to(item) for item in scope.items]
+            refs = [self.program.ref_to(item) for item in scope.items]
             result = body(*refs[: len(types)], **dict(zip(kw_types, refs[len(types) :], strict=True)))
         finally:
             self.scope_path = outer_path
         call.leave_scope(scope, device)  # not where the body failed: its own error is the one to see
         return result
-
-    def ref_to(self, item: Any) -> Ref | SemaphoreRef:
-        """A ref to a buffer or to semaphores of this call."""
-        if isinstance(item, BufferSpec):
-            return Ref(self, item.whole)
-        return SemaphoreRef(item, 0, item.shape)
 
     def delay(self, nanos: Any) -> None:
         """Do nothing for a while."""
@@ -411,15 +412,14 @@ class Executor:
         self.program.session.printed_by(self.core, text)
 
 
-def _refuse_copy(src: Any, dst: Any) -> NoReturn:
-    bad, name = (src, "src_ref") if type(src) is not Ref else (dst, "dst_ref")
-    raise DescriptorError(
-        f"{name} is {type(bad).__name__}, not a ref: give the kernel's argument itself or ref.at[...], "
-        "not a loaded value"
-    )
-
-
-def _check_copy(src: Ref, dst: Ref) -> None:
+def _check_copy(src: Any, dst: Any, dst_sem: Any, src_sem: Any) -> None:
+    """Refuse what cannot be copied, and semaphores that cannot count it."""
+    for ref, name in ((src, "src_ref"), (dst, "dst_ref")):
+        if type(ref) is not Ref:
+            raise DescriptorError(
+                f"{name} is {type(ref).__name__}, not a ref: give the kernel's argument itself or ref.at[...], "
+                "not a loaded value"
+            )
     if src.shape != dst.shape:
         raise ShapeMismatchError(
             f"copy from {src.region} of shape {src.shape} to {dst.region} of shape {dst.shape}: they must be equal"
@@ -428,16 +428,17 @@ def _check_copy(src: Ref, dst: Ref) -> None:
         raise ShapeMismatchError(
             f"copy from {src.region} of {src.dtype.name} to {dst.region} of {dst.dtype.name}: a copy does not convert"
         )
-
-
-def _refuse_copy_semaphore(ref: Any) -> NoReturn:
-    if type(ref) is not SemaphoreRef:
-        raise SemaphoreKindError(f"a copy needs a DMA semaphore, not {type(ref).__name__}")
-    if ref.spec.kind is not SemaphoreType.DMA:
-        raise SemaphoreKindError(f"a copy needs a DMA semaphore; {ref.spec.name} is a {ref.spec.kind.value} semaphore")
-    raise SemaphoreKindError(
-        f"a copy needs one semaphore; {ref.spec.name} is an array of shape {ref.shape}: pick one with .at[...]"
-    )
+    for ref in (dst_sem,) if src_sem is None else (dst_sem, src_sem):
+        if type(ref) is not SemaphoreRef:
+            raise SemaphoreKindError(f"a copy needs a DMA semaphore, not {type(ref).__name__}")
+        if ref.spec.kind is not SemaphoreType.DMA:
+            raise SemaphoreKindError(
+                f"a copy needs a DMA semaphore; {ref.spec.name} is a {ref.spec.kind.value} semaphore"
+            )
+        if ref.shape:
+            raise SemaphoreKindError(
+                f"a copy needs one semaphore; {ref.spec.name} is an array of shape {ref.shape}: pick one with .at[...]"
+            )
 
 
 def _static(value: Any, what: str) -> int:

@@ -1,23 +1,22 @@
 """What a native kernel gets for its arguments: refs to buffers and to semaphores.
 
 A ref is a static region of a buffer position; which device's buffer it means is decided by who uses it,
-so the same ref names a peer's buffer in a remote copy.
+so the same ref names a peer's buffer in a remote copy.  All devices share the refs of a call, and a part of
+a ref is made once: slicing is a look-up.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from tpusim.backend import active
 from tpusim.errors import MemorySpaceError, NotModelledError, OptionError, OutOfBoundsError, ShapeMismatchError
 from tpusim.machine.memory import Region
 from tpusim.machine.semaphores import SemaphoreSpec
-from tpusim.specs import MemorySpace
+from tpusim.specs import MemorySpace, SemaphoreType
 from tpusim.values import Array, Scalar
-
-if TYPE_CHECKING:
-    from tpusim.native.executor import Executor
 
 
 class DynamicSlice(tuple[int, ...]):
@@ -98,14 +97,14 @@ class Ref:
     ``ref[...]`` loads, ``ref[...] = value`` stores, ``ref.at[...]`` is a smaller ref for a copy.
     """
 
-    __slots__ = ("at", "executor", "region")
+    __slots__ = ("at", "position", "region")
 
     at: _At
     """``ref.at[index]``: the part of this ref that ``index`` names."""
 
-    def __init__(self, executor: Executor, region: Region) -> None:
-        self.executor = executor
+    def __init__(self, region: Region) -> None:
         self.region = region
+        self.position = region.spec.position
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -129,32 +128,37 @@ class Ref:
 
     def __getattr__(self, name: str) -> Any:
         if name == "at":  # made when first asked for, then kept: most refs are never cut further
-            self.at = _At(self)
+            self.at = _At(self.region)
             return self.at
         raise AttributeError(f"a ref has no attribute {name!r}")
 
     def __getitem__(self, index: Any) -> Any:
-        return self.executor.load(self.region.sub(region_key(self.region, index)))
+        executor: Any = active()
+        return executor.load(self.region.sub(region_key(self.region, index)))
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        self.executor.store(self.region.sub(region_key(self.region, index)), value)
+        executor: Any = active()
+        executor.store(self.region.sub(region_key(self.region, index)), value)
 
     def __repr__(self) -> str:
         return f"Ref({self.region})"
 
 
 class _At:
-    __slots__ = ("ref",)
+    __slots__ = ("parts", "region")
 
-    def __init__(self, ref: Ref) -> None:
-        self.ref = ref
+    def __init__(self, region: Region) -> None:
+        self.region = region
+        self.parts: dict[Any, Ref] = {}
 
     def __getitem__(self, index: Any) -> Ref:
-        ref = self.ref
-        region = ref.region
-        key = (index.value,) if type(index) is Scalar and type(index.value) is int else region_key(region, index)
-        found = region.subs.get(key)
-        return Ref(ref.executor, region.sub(key) if found is None else found)
+        key = index.value if type(index) is Scalar else index
+        if type(key) is not int or key < 0:
+            key = region_key(self.region, index)
+        found = self.parts.get(key)
+        if found is None:
+            found = self.parts[key] = Ref(self.region.sub(key if type(key) is tuple else (key,)))
+        return found
 
 
 _NO_ELEMENTS: dict[int, SemaphoreRef] = {}
@@ -163,10 +167,13 @@ _NO_ELEMENTS: dict[int, SemaphoreRef] = {}
 class SemaphoreRef:
     """A semaphore, or an array of them; ``sem.at[i]`` picks one."""
 
-    __slots__ = ("_elements", "flat", "shape", "spec")
+    __slots__ = ("_elements", "counts_bytes", "flat", "position", "shape", "spec")
 
     def __init__(self, spec: SemaphoreSpec, flat: int, shape: tuple[int, ...]) -> None:
         self.spec = spec
+        self.counts_bytes = spec.kind is SemaphoreType.DMA and not shape
+        """Whether it is one that a copy may count on."""
+        self.position = spec.position
         self.flat = flat
         self.shape = shape
         self._elements: dict[int, SemaphoreRef] = _NO_ELEMENTS if not shape else {}

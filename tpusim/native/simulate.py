@@ -22,6 +22,7 @@ from tpusim.machine.memory import BufferSpec, fresh_array, holds_sentinel
 from tpusim.machine.semaphores import SemaphoreSpec
 from tpusim.native.blocks import as_index_map
 from tpusim.native.executor import DescriptorUse, Executor
+from tpusim.native.refs import Ref, SemaphoreRef
 from tpusim.native.scan import Scanned, scan
 from tpusim.options import RunOptions
 from tpusim.pipeline import Pipeline, Stream, block_dims, control_ps
@@ -70,9 +71,11 @@ class Program:
         self.sizes = tuple(self.axis_sizes.values())
         self.mesh_text = ", ".join(f"{axis}={size}" for axis, size in self.axis_sizes.items())
         self.charges: dict[Any, int] = {}
-        self.is_one_axis = len(self.sizes) == 1
+        self.one_axis_size = self.sizes[0] if len(self.sizes) == 1 else 0
+        """Devices that one integer names; 0 on several axes."""
         self.fitting: set[Any] = set()
-        """Pairs of regions that a copy was found to fit."""
+        """Sources and destinations that were found to make a copy."""
+        self._refs: dict[Any, Ref | SemaphoreRef] = {}
         self.descriptor_uses: dict[int, DescriptorUse] = {}
         self.inputs = [_as_input(array, position) for position, array in enumerate(arrays)]
         shapes = [ShapeDtypeStruct(array.shape, array.dtype) for array in self.inputs]
@@ -240,7 +243,7 @@ class Program:
 
     def _body(self, executor: Executor) -> Callable[[], None]:
         core = executor.core
-        refs = [executor.ref_to(item) for item in self.arguments]
+        refs = [self.ref_to(item) for item in self.arguments]
         grid = self.declared.grid
 
         def step(index: tuple[int, ...]) -> None:
@@ -262,6 +265,14 @@ class Program:
                 raise placed(error, self.machine, core, where, executor.grid_index) from None
 
         return run
+
+    def ref_to(self, item: BufferSpec | SemaphoreSpec) -> Ref | SemaphoreRef:
+        """The ref, shared by all devices, to a buffer or to semaphores of this call."""
+        found = self._refs.get(item)
+        if found is None:
+            made = Ref(item.whole) if isinstance(item, BufferSpec) else SemaphoreRef(item, 0, item.shape)
+            found = self._refs[item] = made
+        return found
 
     # -- the end --------------------------------------------------------------------------------
 

@@ -21,6 +21,8 @@ class ViewRegion(Region):
 
     __slots__ = ("dtype", "parent", "text")
 
+    is_box = False
+
     def __init__(self, parent: Region, covers: Region, shape: tuple[int, ...], dtype: Any, text: str) -> None:
         # Not the initialiser of a region: place and time are those of the memory it covers.
         self.spec, self.box, self.kept, self.index = covers.spec, covers.box, covers.kept, covers.index
