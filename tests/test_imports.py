@@ -43,7 +43,16 @@ LAYERS = [
 CHILD_PROCESSES = {"tpusim.pallas.run"}
 """Programs of their own, which nobody imports: they may use everything."""
 
-HOMES = {"jax": {"pallas"}, "jaxlib": {"pallas"}, "typer": {"cli"}, "rich": {"cli"}, "simpy": {"machine"}}
+HOMES = {
+    "jax": {"pallas"},
+    "jaxlib": {"pallas"},
+    "typer": {"cli"},
+    "rich": {"cli"},
+    "simpy": {"machine"},
+    "optuna": {"sweep"},
+    "distributed": {"sweep"},
+    "pyarrow": {"sweep"},
+}
 """Libraries that only some parts may import."""
 
 ROOT = Path(tpusim.__file__).parent

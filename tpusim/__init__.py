@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from tpusim.specs import MemorySpace as MemorySpace
     from tpusim.specs import SemaphoreType as SemaphoreType
     from tpusim.specs import ShapeDtypeStruct as ShapeDtypeStruct
+    from tpusim.sweep import autotune as autotune
     from tpusim.units import Duration as Duration
 
 _NAMES = {
@@ -85,6 +86,7 @@ _NAMES = {
         "SemaphoreType",
         "ShapeDtypeStruct",
     ),
+    "tpusim.sweep": ("autotune",),
     "tpusim.units": ("Duration",),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}

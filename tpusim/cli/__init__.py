@@ -1,4 +1,4 @@
-"""The command line: ``tpusim run | explore | exec | kernels | chips | doctor | new``.
+"""The command line: ``tpusim COMMAND``; each command is a module here.
 
 Exit status of every command: 0 right; 1 a finding of severity error or a wrong result; 2 bad arguments,
 one line on standard error; 3 not modelled, or not possible on this computer.
@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from tpusim.cli import chips, doctor, exec, explore, kernels, new, run
+from tpusim.cli import chips, doctor, exec, explore, kernels, new, run, sweep
 from tpusim.cli.console import never_fail_to_encode, one_line
 from tpusim.errors import NotModelledError, OptionError
 from tpusim.job import Status
@@ -48,7 +48,7 @@ def _app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
         help="Run one TPU DMA program on an ordinary computer: its data, its time and a verdict.",
     )
-    for command in (run.run, kernels.kernels, chips.chips, doctor.doctor, new.new):
+    for command in (run.run, sweep.sweep, kernels.kernels, chips.chips, doctor.doctor, new.new):
         app.command()(command)
     app.command("explore")(explore.explore_)
     # options end where the program begins: what follows is its own

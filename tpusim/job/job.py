@@ -107,11 +107,20 @@ class Outcome:
 
 def run_job(job: Job, progress: Progress | None = None) -> Outcome:
     """Run it; raises ``OptionError`` alone."""
+    path = Path(job.file.rpartition(":")[0] if ".py:" in job.file else job.file)
+    return _outcome(job, path, lambda: load_file(job.file), progress)
+
+
+def run_loaded(loaded: KernelFile, job: Job) -> Outcome:
+    """Run what is loaded already, whatever file the job names."""
+    return _outcome(job, loaded.path, lambda: loaded, None)
+
+
+def _outcome(job: Job, path: Path, load: Callable[[], KernelFile], progress: Progress | None) -> Outcome:
     outcome = Outcome(job)
     try:
-        path = Path(job.file.rpartition(":")[0] if ".py:" in job.file else job.file)
         with user_code(path):
-            _run(job, outcome, progress)
+            _run(load(), job, outcome, progress)
     except FindingError as error:
         outcome.findings = tuple(error.findings)
     except UserCodeError as error:
@@ -119,8 +128,7 @@ def run_job(job: Job, progress: Progress | None = None) -> Outcome:
     return outcome
 
 
-def _run(job: Job, outcome: Outcome, progress: Progress | None) -> None:
-    loaded = load_file(job.file)
+def _run(loaded: KernelFile, job: Job, outcome: Outcome, progress: Progress | None) -> None:
     kernel = loaded.made(_known(loaded, job))
     if not isinstance(kernel, Kernel):
         _run_captured(loaded, kernel, outcome)

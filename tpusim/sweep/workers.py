@@ -1,0 +1,142 @@
+"""Where points are run: processes of this computer, or a Dask cluster.
+
+Both take requests and give rows as they come.  A worker that dies takes the point it was at with it: the point is
+tried once more, and where that worker dies too, the point is a row that says so.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from importlib.util import find_spec
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from tpusim.errors import OptionError
+from tpusim.job import Status
+from tpusim.sweep.row import Request, Row, evaluate, failed
+
+TRIES = 2
+_DIED = f"the process that ran it died, {TRIES} times; out of memory?"
+_CONNECT_S = 15
+
+
+class Workers(Protocol):
+    """A context manager whose ``run`` gives a row for each request, in any order."""
+
+    def run(self, requests: Sequence[Request]) -> Iterator[Row]:
+        """Run all of them."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
+    ) -> None: ...
+
+
+class LocalProcesses:
+    """Processes of this computer; ``count`` defaults to its cores."""
+
+    def __init__(self, count: int | None = None) -> None:
+        self.count = count or os.cpu_count() or 1
+        self._pool: ProcessPoolExecutor | None = None
+
+    def run(self, requests: Sequence[Request]) -> Iterator[Row]:
+        """Run all of them, at most one a process at a time, so that a process that dies concerns few."""
+        todo = deque((request, 1) for request in requests)
+        under_way: dict[Future[Row], tuple[Request, int]] = {}
+        while todo or under_way:
+            while todo and len(under_way) < self.count:
+                request, tries = todo.popleft()
+                under_way[self._submit(request)] = request, tries
+            done, _ = wait(under_way, return_when=FIRST_COMPLETED)
+            for future in done:
+                request, tries = under_way.pop(future)
+                try:
+                    row = future.result()
+                except BrokenProcessPool:
+                    self._pool = None  # with it all futures under way: each comes here by itself
+                    if tries < TRIES:
+                        todo.append((request, tries + 1))
+                        continue
+                    row = failed(request.point, Status.NOT_POSSIBLE, _DIED)
+                yield row
+
+    def _submit(self, request: Request) -> Future[Row]:
+        if self._pool is None:
+            context = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(self.count, context, initializer=_leave_interrupts_to_the_parent)
+        return self._pool.submit(evaluate, request)
+
+    def __enter__(self) -> Self:
+        """The workers themselves; processes start with the first request."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
+    ) -> None:
+        """End all processes, at once where a sweep did not reach its end."""
+        if self._pool is None:
+            return
+        if error is not None:
+            for process in multiprocessing.active_children():
+                process.terminate()
+        self._pool.shutdown(cancel_futures=True)
+
+
+def _leave_interrupts_to_the_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+class DaskCluster:
+    """The workers of a Dask scheduler at ``tcp://host:port``, or ``tls://`` with the certificates of Dask's settings.
+
+    Dask executes what its peers send: use it within a network you trust.  Raises ``OptionError`` where
+    ``distributed`` is not installed, or nobody answers.
+    """
+
+    def __init__(self, address: str) -> None:
+        if not address.startswith(("tcp://", "tls://")):
+            raise OptionError(f"a scheduler's address is tcp://host:8786 or tls://host:8786, not {address!r}")
+        if find_spec("distributed") is None:
+            raise OptionError("a Dask cluster needs distributed: pip install 'tpusim[cluster]'")
+        import distributed
+
+        client: Any = distributed.Client
+        security: Any = None
+        if address.startswith("tls://"):
+            make_security: Any = distributed.Security
+            security = make_security(require_encryption=True)
+        try:
+            self._client: Any = client(address, security=security, timeout=_CONNECT_S, set_as_default=False)
+        except (OSError, ValueError, TypeError) as error:
+            raise OptionError(f"no Dask scheduler at {address}: {error}") from None
+
+    def run(self, requests: Sequence[Request]) -> Iterator[Row]:
+        """Run all of them wherever there is room."""
+        import distributed
+        from distributed.scheduler import KilledWorker
+
+        as_completed: Any = distributed.as_completed
+        futures = {self._client.submit(evaluate, request, pure=False): request for request in requests}
+        for future in as_completed(list(futures), loop=self._client.loop):
+            try:
+                row = future.result()
+            except KilledWorker:
+                row = failed(futures[future].point, Status.NOT_POSSIBLE, _DIED)
+            yield row
+
+    def __enter__(self) -> Self:
+        """The cluster itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
+    ) -> None:
+        """Leave the cluster; what was submitted and not run is taken back."""
+        self._client.close()
