@@ -1,0 +1,1 @@
+"""Calibration: a chip's numbers from timings, published ones or those of microbenchmarks on a TPU."""
