@@ -13,7 +13,7 @@ that interval is wider, since not everything is off in one direction.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -85,36 +85,40 @@ def interval_of(log: EventLog, cores: tuple[Core, ...], place: Place, time: Dura
     if len(log.copies) + len(log.waits) + len(log.signals) + len(log.computes) > MOST_AT_ALL:
         return None
     recording = Recording(log, cores, place)
-    chip, used = place.chip, used_numbers(log, place)
-    basis = basis_of(chip, used)
-    moved = {path: quantity for path, quantity in used.items() if quantity.low is not None or quantity.high is not None}
     busiest = max((core.compute_ps for core in cores), default=0)
     floor = (FLOOR_PS, round(COMPUTE_SHARE * min(busiest, time)))
-    if recording.operations > MOST_SINGLY:
-        return _jointly(recording, moved, time, floor, basis)
-    effects = []
-    for path, quantity in moved.items():
-        times = [recording.time_ps(chip.with_values({path: end})) for end in set(quantity.interval)]
-        shorter, longer = max(0, time - min(times)), max(0, max(times) - time)
-        if shorter or longer:
-            effects.append(Effect(path, basis_name(quantity), shorter, longer))
-    effects.sort(key=lambda effect: -effect.size_ps)
-    low = time - _quadrature(*(effect.shorter_ps for effect in effects), *floor)
-    high = time + _quadrature(*(effect.longer_ps for effect in effects), *floor)
-    return Interval(Duration(max(0, low)), Duration(high), tuple(effects), basis)
+    used = used_numbers(log, place)
+    return spread(recording.time_ps, place.chip, used, floor, singly=recording.operations <= MOST_SINGLY)
 
 
-def _jointly(
-    recording: Recording, moved: Mapping[str, Quantity], time: int, floor: tuple[int, int], basis: tuple[str, ...]
+def spread(
+    time_ps: Callable[[ChipSpec], float],
+    chip: ChipSpec,
+    used: Mapping[str, Quantity],
+    floor: Sequence[int],
+    *,
+    singly: bool = True,
 ) -> Interval:
-    chip = recording.place.chip
-    ends: list[int] = []
-    for slow in (False, True):
-        values = {path: quantity.interval[slow != _is_speed(quantity)] for path, quantity in moved.items()}
-        ends.append(recording.time_ps(chip.with_values(values)))
-    low = time - _quadrature(max(0, time - min(ends)), *floor)
-    high = time + _quadrature(max(0, max(ends) - time), *floor)
-    return Interval(Duration(max(0, low)), Duration(high), (), basis)
+    """The interval of anything that takes ``time_ps`` on a chip and uses some of its numbers.
+
+    ``floor``: picoseconds by which it is off whatever the numbers, each for a reason of its own.
+    """
+    time = time_ps(chip)
+    moved = {path: quantity for path, quantity in used.items() if quantity.low is not None or quantity.high is not None}
+    if singly:
+        ends = {p: [time_ps(chip.with_values({p: end})) for end in set(q.interval)] for p, q in moved.items()}
+    else:
+        all_ends = ({p: q.interval[is_slow != _is_speed(q)] for p, q in moved.items()} for is_slow in (False, True))
+        ends = {"": [time_ps(chip.with_values(values)) for values in all_ends]}
+    effects = []
+    for path, times in ends.items():
+        shorter, longer = max(0, round(time - min(times))), max(0, round(max(times) - time))
+        if shorter or longer:
+            effects.append(Effect(path, basis_name(used[path]) if path else "", shorter, longer))
+    effects.sort(key=lambda effect: -effect.size_ps)
+    low = round(time) - _quadrature(*(effect.shorter_ps for effect in effects), *floor)
+    high = round(time) + _quadrature(*(effect.longer_ps for effect in effects), *floor)
+    return Interval(Duration(max(0, low)), Duration(high), tuple(effects) if singly else (), basis_of(used.values()))
 
 
 def _is_speed(quantity: Quantity) -> bool:
@@ -131,9 +135,9 @@ def basis_name(quantity: Quantity) -> str:
     return _BASES.get(quantity.confidence, quantity.confidence)
 
 
-def basis_of(chip: ChipSpec, used: Mapping[str, Quantity]) -> tuple[str, ...]:
+def basis_of(used: Iterable[Quantity]) -> tuple[str, ...]:
     """The kinds of figures among the numbers used, the firmest first."""
-    kinds = {basis_name(quantity) for quantity in used.values()}
+    kinds = {basis_name(quantity) for quantity in used}
     return tuple(kind for kind in _ORDER if kind in kinds)
 
 

@@ -29,7 +29,8 @@ class RunOptions:
     ``mesh``: sizes of the kernel's axes, ``{"x": 4}``, ``"x=2,y=4"`` or one int.
     ``layout``: how the mesh lies on the slice: ``auto``, ``ring``, ``row-major`` or chip coordinates.
     ``cores``: ``megacore`` or ``split`` (v4, v5p).  ``seed``: of everything random in a run.
-    ``set``: overrides of chip numbers, ``{"ici.link_bandwidth": 90e9}``.  ``chip``: an own TOML file.
+    ``set``: overrides of chip numbers, ``{"ici.link_bandwidth": 90e9}``.  ``chip``: an own TOML file, or
+    a ``ChipSpec``, whose numbers are then not overridden.
     ``data``: carry array contents.  ``on_finding``: ``raise`` or ``record``.
     ``checks``: ``observed`` looks for races on the observed schedule; ``none`` does not and is faster, and
     reports only an access to what a copy has in flight at that very moment.
@@ -46,7 +47,7 @@ class RunOptions:
     cores: Literal["megacore", "split"] = "megacore"
     seed: int = 0
     set: Mapping[str, Any] = field(default_factory=dict)
-    chip: str | None = None
+    chip: str | ChipSpec | None = None
     data: bool = True
     on_finding: Literal["raise", "record"] = "raise"
     checks: Literal["observed", "none"] = "observed"
@@ -127,6 +128,10 @@ class RunOptions:
         chip = load_chip(slice_.chip)
         return chip.name, 1 if slice_.cores == "split" else chip.cores_per_device
 
+    def chip_spec(self, name: str) -> ChipSpec:
+        """The chip ``name``, or one's own, with the overrides."""
+        return self.chip if isinstance(self.chip, ChipSpec) else load_chip(self.chip or name, dict(self.set))
+
     def place(self, axes: Sequence[str]) -> Place:
         """The slice, chip and mesh for a program with these mesh axes."""
         wanted = self._mesh_sizes(axes)
@@ -137,7 +142,7 @@ class RunOptions:
         else:
             slice_ = self.slice if isinstance(self.slice, Slice) else Slice.parse(self.slice, self.cores)
             sizes = wanted or _default_sizes(slice_, axes)
-        chip = load_chip(self.chip or slice_.chip, dict(self.set))
+        chip = self.chip_spec(slice_.chip)
         devices = mesh_devices(slice_, tuple(sizes.values()), self.layout)
         return Place(slice_, chip, sizes, devices, self.layout)
 

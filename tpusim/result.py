@@ -94,7 +94,7 @@ class Result:
     @property
     def basis(self) -> tuple[str, ...]:
         """The kinds of figures the time rests on: measured, fitted, compiler, datasheet, estimate, given."""
-        return basis_of(self.place.chip, used_numbers(self.trace, self.place))
+        return basis_of(used_numbers(self.trace, self.place).values())
 
     @property
     def lower_bound_us(self) -> float | None:

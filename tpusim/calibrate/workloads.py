@@ -6,7 +6,7 @@ the kernel that moves the same bytes in the same way: a copy, a pipelined produc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from tpusim import np as jnp
@@ -34,10 +34,11 @@ _ROW_BYTES = 4096
 
 
 class Workload(NamedTuple):
-    """A kernel and the GLOBAL arrays it is run on, as shapes."""
+    """A kernel, the GLOBAL arrays it is run on, as shapes, and its mesh."""
 
     kernel: Kernel
     arrays: tuple[ShapeDtypeStruct, ...]
+    mesh: dict[str, int]
 
 
 def make(name: str, **parameters: Any) -> Workload:
@@ -72,20 +73,21 @@ def matmul(
             total = jnp.maximum(acc[...], 0.0) if activation else acc[...]
             c[...] = total.astype(c.dtype)
 
-    right = BlockSpec((bn, bk), lambda i, j, l: (j, l)) if transposed else BlockSpec((bk, bn), lambda i, j, l: (l, j))
+    right = BlockSpec((bn, bk), lambda i, j, d: (j, d)) if transposed else BlockSpec((bk, bn), lambda i, j, d: (d, j))
     kernel = Kernel(
         product,
         out_shape=ShapeDtypeStruct((m, n), dtype),
         grid=(-(-m // bm), -(-n // bn), -(-k // bk)),
-        in_specs=(BlockSpec((bm, bk), lambda i, j, l: (i, l)), right),
-        out_specs=BlockSpec((bm, bn), lambda i, j, l: (i, j)),
+        in_specs=(BlockSpec((bm, bk), lambda i, j, d: (i, d)), right),
+        out_specs=BlockSpec((bm, bn), lambda i, j, d: (i, j)),
         scratch_shapes=(VMEM((bm, bn), "float32"),),
         shard_in=((None, None), (None, None)),
         shard_out=(None, None),
         vmem_limit_bytes=_LIMIT,
         name="matmul",
     )
-    return Workload(kernel, (ShapeDtypeStruct((m, k), dtype), ShapeDtypeStruct((n, k) if transposed else (k, n), dtype)))
+    right_shape = (n, k) if transposed else (k, n)
+    return Workload(kernel, (ShapeDtypeStruct((m, k), dtype), ShapeDtypeStruct(right_shape, dtype)), {"x": 1})
 
 
 def resident_matmul(size: Sequence[int], tiles: Sequence[int], dtype: str = "bfloat16") -> Workload:
@@ -110,7 +112,28 @@ def resident_matmul(size: Sequence[int], tiles: Sequence[int], dtype: str = "bfl
         vmem_limit_bytes=_LIMIT,
         name="resident_matmul",
     )
-    return Workload(kernel, (ShapeDtypeStruct((m, k), dtype), ShapeDtypeStruct((k, n), dtype)))
+    return Workload(kernel, (ShapeDtypeStruct((m, k), dtype), ShapeDtypeStruct((k, n), dtype)), {"x": 1})
+
+
+def grouped_matmul(groups: int, rows: int, k: int, n: int, columns: int) -> Workload:
+    """Each group's bfloat16 rows times its own float8 weights, streamed once in blocks of ``columns``."""
+
+    def product(x: Any, w: Any, o: Any) -> None:
+        o[...] = jnp.dot(x[...], w[0].astype(x.dtype), preferred_element_type=jnp.float32).astype(o.dtype)
+
+    kernel = Kernel(
+        product,
+        out_shape=ShapeDtypeStruct((groups * rows, n), "bfloat16"),
+        grid=(groups, n // columns),
+        in_specs=(BlockSpec((rows, k), lambda g, j: (g, 0)), BlockSpec((1, k, columns), lambda g, j: (g, 0, j))),
+        out_specs=BlockSpec((rows, columns), lambda g, j: (g, j)),
+        shard_in=((None, None), (None, None, None)),
+        shard_out=(None, None),
+        vmem_limit_bytes=_LIMIT,
+        name="grouped_matmul",
+    )
+    x, w = ShapeDtypeStruct((groups * rows, k), "bfloat16"), ShapeDtypeStruct((groups, k, n), "float8_e4m3fn")
+    return Workload(kernel, (x, w), {"x": 1})
 
 
 def hbm_copy(bytes_: int) -> Workload:
@@ -122,7 +145,7 @@ def hbm_copy(bytes_: int) -> Workload:
         whole.start()
         whole.wait()
 
-    return Workload(_in_hbm(copy, array, (SemaphoreType.DMA,)), (array,))
+    return Workload(_in_hbm(copy, (SemaphoreType.DMA,)), (array,), {"x": 1})
 
 
 def permute(bytes_: int, devices: int) -> Workload:
@@ -138,8 +161,8 @@ def permute(bytes_: int, devices: int) -> Workload:
         copy.start()
         copy.wait()
 
-    kernel = _in_hbm(send, shard, (SemaphoreType.DMA, SemaphoreType.DMA), axes=("x",), collective_id=0)
-    return Workload(kernel, (_global(shard, devices),))
+    kernel = _in_hbm(send, (SemaphoreType.DMA, SemaphoreType.DMA), axes=("x",), collective_id=0)
+    return Workload(kernel, (_global(shard, devices),), {"x": devices})
 
 
 def all_gather(bytes_: int, devices: int, groups: int = 1) -> Workload:
@@ -201,7 +224,7 @@ def all_gather(bytes_: int, devices: int, groups: int = 1) -> Workload:
         collective_id=0,
         name="all_gather",
     )
-    return Workload(kernel, (_global(shard, devices * groups),))
+    return Workload(kernel, (_global(shard, devices * groups),), {"g": groups, "x": devices})
 
 
 def _rows(bytes_: int) -> ShapeDtypeStruct:
@@ -216,15 +239,16 @@ def _global(shard: ShapeDtypeStruct, devices: int) -> ShapeDtypeStruct:
     return ShapeDtypeStruct((devices * shard.shape[0], *shard.shape[1:]), shard.dtype)
 
 
-def _in_hbm(fn: Any, array: ShapeDtypeStruct, scratch: Any, **declared: Any) -> Kernel:
+def _in_hbm(fn: Any, scratch: Any, **declared: Any) -> Kernel:
     return Kernel(
-        fn, out_shape=array, in_specs=HBM, out_specs=HBM, scratch_shapes=scratch, name=fn.__name__, **declared
+        fn, out_shape=lambda x: x, in_specs=HBM, out_specs=HBM, scratch_shapes=scratch, name=fn.__name__, **declared
     )
 
 
-_MAKERS = {
+_MAKERS: dict[str, Callable[..., Workload]] = {
     "matmul": matmul,
     "resident_matmul": resident_matmul,
+    "grouped_matmul": grouped_matmul,
     "hbm_copy": hbm_copy,
     "permute": permute,
     "all_gather": all_gather,

@@ -14,6 +14,7 @@ from tpusim.chips.spec import (
     SyncSpec,
     TileSpec,
     VmemSpec,
+    XlaSpec,
 )
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "SyncSpec",
     "TileSpec",
     "VmemSpec",
+    "XlaSpec",
     "chip_names",
     "load_chip",
     "parse_set",

@@ -172,6 +172,15 @@ class SyncSpec(Group):
     barrier_lookup: Cycles
 
 
+class XlaSpec(Group):
+    """What XLA puts around the work of an operation of its own; kernels do not pay it.  For published timings."""
+
+    op_overhead: Seconds
+    """Around a copy or a product, on top of the same work in a kernel."""
+    collective_overhead: Seconds
+    """Around a collective: its own start and finish."""
+
+
 class TileSpec(Group):
     """Tile of the last two dimensions of an array in memory, by element width."""
 
@@ -181,12 +190,12 @@ class TileSpec(Group):
     bits_4: Tile
 
 
-GROUPS: tuple[str, ...] = ("core", "hbm", "vmem", "smem", "semaphores", "ici", "dma", "sync", "tiles")
+GROUPS: tuple[str, ...] = ("core", "hbm", "vmem", "smem", "semaphores", "ici", "dma", "sync", "xla", "tiles")
 """The groups of a :class:`ChipSpec`, in the order they are shown."""
 
 
 class ChipSpec(BaseModel):
-    """One chip: its identity and nine groups of quantities; see :func:`tpusim.chips.load_chip`."""
+    """One chip: its identity and ten groups of quantities; see :func:`tpusim.chips.load_chip`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -208,6 +217,7 @@ class ChipSpec(BaseModel):
     ici: IciSpec
     dma: DmaSpec
     sync: SyncSpec
+    xla: XlaSpec
     tiles: TileSpec
 
     @model_validator(mode="after")

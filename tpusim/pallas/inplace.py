@@ -15,7 +15,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-from tpusim.chips import ChipSpec, load_chip
+from tpusim.chips import ChipSpec
 from tpusim.errors import FindingError, NotModelledError, OptionError
 from tpusim.findings import Finding, Kind
 from tpusim.options import RunOptions
@@ -51,7 +51,7 @@ def intercept(
         raise OptionError(f"arrive_timeout_s is a positive number of seconds, not {arrive_timeout_s!r}")
     given = RunOptions.of({**options, "slice": slice})
     found = Slice.parse(given.slice, given.cores) if isinstance(given.slice, str) else given.slice
-    chip = load_chip(given.chip or (found.chip if found is not None else "v5e"), dict(given.set))
+    chip = given.chip_spec(found.chip if found is not None else "v5e")
     return Interception(given, found, chip, float(arrive_timeout_s), keep_results)
 
 
