@@ -72,7 +72,7 @@ def test_run_of_a_right_kernel_reports_everything(tpusim):
         "cores",
         "findings",
     ]
-    trust = r"[\d.]+ to [\d.]+ us; fitted, compiler, datasheet, estimate figures, dma\.start_latency_remote above all"
+    trust = r"[\d.]+ to [\d.]+ us; compiler, datasheet, estimate figures, dma\.start_latency_remote above all"
     assert re.fullmatch(rf"time         [\d.]+ us   \({trust}\)", lines[2])
     assert re.fullmatch(r"lower bound  [\d.]+ [un]s   \([\d.]+x\)", lines[3])
     assert lines[4] == "copies       16, 64.0 KiB"
