@@ -7,7 +7,7 @@ access reaches the other.  `explore` answers the same by visiting every state, e
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -16,14 +16,23 @@ from hypothesis import strategies as st
 
 from tpusim.findings import Kind, Where
 from tpusim.judges.races import RaceJudge
+from tpusim.machine.calls import Call
+from tpusim.machine.core import Core
 from tpusim.machine.machine import Machine
+from tpusim.machine.memory import Region
+from tpusim.machine.semaphores import Semaphore
 from tpusim.observe import Observer
 from tpusim.options import RunOptions
 from tpusim.specs import VMEM, SemaphoreType
 
 SIZE = 4
-PARTS = {"all": ((0, 4),), "low": ((0, 2),), "high": ((2, 2),), "middle": ((1, 2),), "even": ((0, 2, 2),)}
-ELEMENTS = {"all": {0, 1, 2, 3}, "low": {0, 1}, "high": {2, 3}, "middle": {1, 2}, "even": {0, 2}}
+PARTS: dict[str, Any] = {
+    "all": ((0, 4),), "low": ((0, 2),), "high": ((2, 2),), "middle": ((1, 2),), "even": ((0, 2, 2),),
+    "one": ((1, 1),), "last": ((3, 1),),
+}  # fmt: skip
+ELEMENTS = {
+    "all": {0, 1, 2, 3}, "low": {0, 1}, "high": {2, 3}, "middle": {1, 2}, "even": {0, 2}, "one": {1}, "last": {3},
+}  # fmt: skip
 BUFFERS = 2
 DMAS = 2
 CREDITS = 2
@@ -175,12 +184,7 @@ def observe(program: Program) -> tuple[Log, Machine]:
         place.slice, place.chip, place.axis_sizes, place.devices, on_finding="record", observers=[log, judge]
     )
     judge.attach(machine)
-    call = machine.new_call("program")
-    for name in range(BUFFERS):
-        call.add_buffer(f"b{name}", VMEM((SIZE,), "int8"), initialised=True)
-    call.add_semaphores("dma", SemaphoreType.DMA, (DMAS,))
-    call.add_semaphores("credit", SemaphoreType.REGULAR, (CREDITS,))
-    call.add_semaphores("barrier", SemaphoreType.BARRIER, ())
+    call = declare(machine)
     for core in machine.cores:
         steps = _steps(program, machine, call, core)
         machine.launch(core, lambda steps=steps: next(steps, None))
@@ -188,13 +192,18 @@ def observe(program: Program) -> tuple[Log, Machine]:
     return log, machine
 
 
-def _steps(program: Program, machine: Machine, call: Any, core: Any) -> Iterator[None]:
-    def region(buffer: int, part: str) -> Any:
-        return call.buffers[0][buffer].spec.whole.sub(PARTS[part])
+def declare(machine: Machine) -> Call:
+    """A call with the buffers and semaphores of these programs."""
+    call = machine.new_call("program")
+    for name in range(BUFFERS):
+        call.add_buffer(f"b{name}", VMEM((SIZE,), "int8"), initialised=True)
+    call.add_semaphores("dma", SemaphoreType.DMA, (DMAS,))
+    call.add_semaphores("credit", SemaphoreType.REGULAR, (CREDITS,))
+    call.add_semaphores("barrier", SemaphoreType.BARRIER, ())
+    return call
 
-    def semaphore(device: int, sem: tuple[str, int]) -> Any:
-        return call.semaphores[device][0 if sem[0] == "dma" else 1][sem[1]]
 
+def _steps(program: Program, machine: Machine, call: Call, core: Core) -> Iterator[None]:
     device = core.device
     call.enter(device)
     if program.barrier and program.devices > 1:
@@ -204,7 +213,23 @@ def _steps(program: Program, machine: Machine, call: Any, core: Any) -> Iterator
                 core.signal(barrier[other], 1, Where("program", 0))
         if not core.wait(barrier[device], program.devices - 1, Where("program", 0)):
             yield
-    for op in program.operations[device]:
+    yield from execute(program.operations[device], call, core)
+    machine.exit(core)
+
+
+def execute(operations: Sequence[Op], call: Call, core: Core) -> Iterator[None]:
+    """Execute operations on a core; gives up control where it has to be suspended."""
+
+    def region(buffer: int, part: str) -> Region:
+        return call.buffers[0][buffer].spec.whole.sub(PARTS[part])
+
+    def semaphore(device: int, sem: tuple[str, int]) -> Semaphore:
+        if sem[0] == "barrier":
+            return core.machine.barrier_semaphore(0, device)
+        return call.semaphores[device][0 if sem[0] == "dma" else 1][sem[1]]
+
+    device = core.device
+    for op in operations:
         site = Where("program", op.line)
         if op.kind == "load":
             core.load(core.buffers[op.buffer], region(op.buffer, op.part), site)
@@ -223,7 +248,6 @@ def _steps(program: Program, machine: Machine, call: Any, core: Any) -> Iterator
             )  # fmt: skip
         elif not core.wait(semaphore(device, op.sem), op.amount, site):
             yield
-    machine.exit(core)
 
 
 # -- what can overlap ---------------------------------------------------------------------------------

@@ -54,6 +54,9 @@ class Observer:
     def signalled(self, core: Core, semaphore: Semaphore, amount: int, sent_ps: int, site: Any) -> None:
         """A core signalled a regular or barrier semaphore, its own or another device's."""
 
+    def peeked(self, core: Core, semaphore: Semaphore, site: Any) -> None:
+        """A core read the value of a semaphore."""
+
     def arrived(self, core: Core, meeting: Any) -> None:
         """A core came to a meeting of devices that is no kernel: an XLA collective; ``meeting`` identifies it."""
 
@@ -90,6 +93,7 @@ class Hooks:
     copy_written: Hook
     waited: Hook
     signalled: Hook
+    peeked: Hook
     arrived: Hook
     released: Hook
     loaded: Hook

@@ -9,6 +9,7 @@ from tpusim.errors import OptionError
 
 if TYPE_CHECKING:
     from tpusim.result import Result
+    from tpusim.verdict import Verdict
 
 Shapes = Any
 """A ``ShapeDtypeStruct`` or a tuple of them."""
@@ -73,6 +74,23 @@ class Kernel:
         from tpusim.native import simulate
 
         return simulate(self, arrays, options)
+
+    def verify(self, *arrays: Any, calls: int = 1, **options: Any) -> Verdict:
+        """Prove or refute that no schedule has a deadlock, leak, race or lifetime fault.
+
+        ``arrays`` and ``options`` as for :meth:`simulate`.  ``calls``: so many calls on the same arrays, each device
+        entering the next as soon as it has left one.  Never raises for a fault of the kernel.
+        """
+        from tpusim.native import simulate
+        from tpusim.verify import attempt, check_options, verify_runs
+
+        check_options(options, calls)
+        return verify_runs(
+            lambda more, observers: attempt(
+                lambda: simulate(self, arrays, {**options, **more}, calls=calls, observers=observers)
+            ),
+            calls,
+        )
 
     def pallas(self, mesh: Any, interpret: Any = None) -> Callable[..., Any]:
         """A function from GLOBAL arrays to the same GLOBAL arrays through real Pallas on a ``jax`` mesh.

@@ -32,15 +32,19 @@ class Session:
     """A machine for one run, with its event log; ``finish`` runs it and gives the `Result`.
 
     ``detail``: keep what only reports need: every load and store, and on small slices every change of a rate.
+    ``observers`` watch the run as well.
     """
 
-    def __init__(self, options: RunOptions, axes: Sequence[str], *, detail: bool = False) -> None:
+    def __init__(
+        self, options: RunOptions, axes: Sequence[str], *, detail: bool = False, observers: Sequence[Observer] = ()
+    ) -> None:
         self.options = options
         self.place: Place = options.place(axes)
         self.log = EventLog(accesses=detail)
         self.printed: list[str] = []
         races = RaceJudge() if options.checks == "observed" else None
-        self.machine = _machine(options, self.place, [self.log] if races is None else [self.log, races])
+        own = [self.log] if races is None else [self.log, races]
+        self.machine = _machine(options, self.place, [*own, *observers])
         if races is not None:
             races.attach(self.machine)
         if detail and len(self.place.devices) <= _MOST_WITH_RATES:

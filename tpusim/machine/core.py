@@ -250,6 +250,12 @@ class Core:
         event = self.signal_type(self, semaphore, amount, site)
         self.schedule(event, SIGNAL + self.order + number, arrival - self.since_ps)
 
+    def peek(self, semaphore: Semaphore, site: Any) -> int:
+        """The value of a semaphore now; ``join`` first."""
+        for hook in self.machine.hooks.peeked:
+            hook(self, semaphore, site)
+        return semaphore.value
+
     def join(self) -> bool:
         """Let the global clock catch up; ``False`` where the core must be suspended until it has."""
         self.operations = number = self.operations + 1

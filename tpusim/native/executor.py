@@ -343,7 +343,7 @@ class Executor:
         """Its value now, in global time."""
         if not self.core.join():
             self.suspend()
-        return Scalar(self._counter(sem, self.core.device, "read").value)
+        return Scalar(self.core.peek(self._counter(sem, self.core.device, "read"), site))
 
     def get_barrier_semaphore(self, site: RawSite) -> BarrierRef:
         """The barrier semaphore of the kernel's collective id."""

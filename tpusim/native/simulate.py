@@ -24,6 +24,7 @@ from tpusim.native.blocks import as_index_map
 from tpusim.native.executor import DescriptorUse, Executor
 from tpusim.native.refs import Ref, SemaphoreRef
 from tpusim.native.scan import Scanned, scan
+from tpusim.observe import Observer
 from tpusim.options import RunOptions
 from tpusim.pipeline import Pipeline, Stream, block_dims, control_ps
 from tpusim.result import Result
@@ -40,24 +41,28 @@ def simulate(
     options: dict[str, Any],
     progress: Callable[[int, int], None] | None = None,
     detail: bool = False,
+    calls: int = 1,
+    observers: Sequence[Observer] = (),
 ) -> Result:
     """Run ``kernel`` on GLOBAL ``arrays``; see :meth:`tpusim.Kernel.simulate`.
 
     ``progress`` is called now and then with simulated picoseconds and events; ``detail`` keeps
-    what a report needs (see :class:`tpusim.session.Session`).
+    what a report needs, ``observers`` watch (see :class:`tpusim.session.Session`).  ``calls``: so many calls on
+    the same arrays, each device entering the next as soon as it has left one; the outputs are the last one's.
     """
     chosen = RunOptions.of(options)
-    session = Session(chosen, kernel.axes, detail=detail)
+    session = Session(chosen, kernel.axes, detail=detail, observers=observers)
     try:
-        program = Program(kernel, arrays, session)
+        programs = [Program(kernel, arrays, session) for _ in range(calls)]
     except FindingError as error:
         session.abandon(error)
         raise
-    program.launch()
+    *before, last = programs
+    last.launch(before)
     try:
-        return session.finish(program.outputs, program.unused_descriptors, progress)
+        return session.finish(last.outputs, last.unused_descriptors, progress)
     finally:
-        program.close()
+        last.close()
 
 
 class Program:
@@ -219,22 +224,26 @@ class Program:
 
     # -- running --------------------------------------------------------------------------------
 
-    def launch(self) -> None:
-        """Put a greenlet with the kernel on each core."""
+    def launch(self, before: Sequence[Program] = ()) -> None:
+        """Put a greenlet with the kernel on each core; the calls ``before`` it come first."""
         context = contextvars.copy_context()
         hub = greenlet.getcurrent()
         for core in self.machine.cores:
-            executor = Executor(self, core, hub.switch)
-            self.executors.append(executor)
-            thread = greenlet.greenlet(self._body(executor))
+            bodies = []
+            for program in (*before, self):
+                executor = Executor(program, core, hub.switch)
+                self.executors.append(executor)
+                bodies.append(program._body(executor))
+            thread = greenlet.greenlet(_in_turn(bodies))
             thread.gr_context = context.copy()
             self.greenlets.append(thread)
             self.machine.launch(core, thread.switch)
 
     def close(self) -> None:
         """End the greenlets of a run that stopped early, whatever their clean-up code does or raises."""
-        for executor, thread in zip(self.executors, self.greenlets, strict=True):
+        for executor in self.executors:
             executor.suspend = _end
+        for thread in self.greenlets:
             while thread:
                 with contextlib.suppress(Exception):
                     thread.throw(greenlet.GreenletExit)
@@ -337,6 +346,16 @@ def _as_input(array: Any, position: int) -> Any:
     if narrow is None:
         return array
     return ShapeDtypeStruct(array.shape, narrow) if isinstance(array, ShapeDtypeStruct) else array.astype(narrow)
+
+
+def _in_turn(bodies: Sequence[Callable[[], None]]) -> Callable[[], None]:
+    """One after the other."""
+
+    def run() -> None:
+        for body in bodies:
+            body()
+
+    return run if len(bodies) > 1 else bodies[0]
 
 
 def _end() -> NoReturn:

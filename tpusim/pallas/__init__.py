@@ -15,14 +15,18 @@ from tpusim.pallas.host import interpret_in_subprocess as interpret_in_subproces
 
 
 def __getattr__(name: str) -> Any:
-    """``simulate`` and ``intercept``, when they are asked for: they bring in jax."""
-    if name not in ("simulate", "intercept"):
+    """``simulate``, ``verify`` and ``intercept``, when they are asked for: they bring in jax."""
+    if name not in ("simulate", "verify", "intercept"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         if name == "intercept":
             from tpusim.pallas.inplace import intercept
 
             return intercept
+        if name == "verify":
+            from tpusim.pallas.verdicts import verify
+
+            return verify
         from tpusim.pallas.capture import simulate
     except ModuleNotFoundError as error:
         if error.name != "jax":

@@ -9,12 +9,13 @@ collective among them joins its group.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from tpusim.errors import OptionError
+from tpusim.observe import Observer
 from tpusim.options import RunOptions
 from tpusim.pallas import internals
 from tpusim.pallas.host_part import Program, Run
@@ -39,7 +40,9 @@ class CapturedProgram:
     ``jax.ShapeDtypeStruct``, and a result that depends on a kernel's arrays is ``None``.
     """
 
-    def __init__(self, fn: Callable[..., Any], options: dict[str, Any], *, detail: bool = False) -> None:
+    def __init__(
+        self, fn: Callable[..., Any], options: Mapping[str, Any], *, detail: bool = False, calls: int = 1
+    ) -> None:
         if "mesh" in options:
             raise OptionError("a captured program brings its own mesh: leave the option mesh out")
         chosen = RunOptions.of(options)
@@ -47,6 +50,10 @@ class CapturedProgram:
         self.fn = fn
         self.options = options
         self.detail = detail
+        self.calls = calls
+        """How often the program is executed; devices wait for each other in between only where it says so."""
+        self.observers: Sequence[Observer] = ()
+        """Who watches the next run."""
         self.result: Result | None = None
         self._chip = chosen.chip_and_cores()
         self._traces: dict[Any, Any] = {}
@@ -60,7 +67,7 @@ class CapturedProgram:
             raise OptionError("an argument is a jax.ShapeDtypeStruct: only a run with data=False needs no arrays")
         closed, out_tree, avals = self._trace(leaves, tree, arrays)
         self.result = None
-        run = Run(self._program, closed, self.options, detail=self.detail)
+        run = Run(self._program, closed, self.options, detail=self.detail, calls=self.calls, observers=self.observers)
         try:
             self.result = run.simulate(arrays)
         except Exception as error:

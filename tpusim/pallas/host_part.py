@@ -9,7 +9,7 @@ and the host waits for them; a kernel outside a ``shard_map`` runs on the first 
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import greenlet
@@ -20,6 +20,7 @@ from tpusim.errors import error_for
 from tpusim.findings import Finding, Kind
 from tpusim.judges.deadlock import find_deadlock
 from tpusim.machine.memory import holds_sentinel
+from tpusim.observe import Observer
 from tpusim.options import RunOptions
 from tpusim.pallas import internals
 from tpusim.pallas.collectives import Rendezvous
@@ -52,12 +53,23 @@ class Program:
 class Run:
     """One run of a captured program."""
 
-    def __init__(self, program: Program, closed: Any, options: dict[str, Any], *, detail: bool = False) -> None:
+    def __init__(
+        self,
+        program: Program,
+        closed: Any,
+        options: Mapping[str, Any],
+        *,
+        detail: bool = False,
+        calls: int = 1,
+        observers: Sequence[Observer] = (),
+    ) -> None:
         self.program = program
+        self.calls = calls
+        """How often the program is executed; devices wait for each other in between only where it says so."""
         self.jaxpr, self.consts = internals.open_jaxpr(closed)
         self.axis_sizes = mesh_of(self.jaxpr)
         chosen = RunOptions.of({**options, "mesh": self.axis_sizes})
-        self.session = Session(chosen, tuple(self.axis_sizes), detail=detail)
+        self.session = Session(chosen, tuple(self.axis_sizes), detail=detail, observers=observers)
         self.machine = self.session.machine
         self.values: list[Any] = []
         self.instances: dict[Any, KernelInstance] = {}
@@ -138,7 +150,8 @@ class _Host(Evaluator):
             self._thread.throw(greenlet.GreenletExit)
 
     def _work(self) -> None:
-        self.results = self.evaluate(self.run_.jaxpr, self.run_.consts, self._inputs)
+        for _ in range(self.run_.calls):
+            self.results = self.evaluate(self.run_.jaxpr, self.run_.consts, self._inputs)
 
     def pure(self, step: PureRun, env: dict[Any, Any]) -> None:
         """Part by part where each element depends on its own place alone."""

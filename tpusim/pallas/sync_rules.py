@@ -166,7 +166,7 @@ def _semaphore_read(lowering: Lowering, block: Block, eqn: Any) -> None:
     lowering.flush(block)
     which = lowering.semaphore(block, internals.TransformedRef(ref, tuple(transforms)), eqn)
     lowering.emit("if not core.join(): suspend()")
-    lowering.bind_python(eqn.outvars[0], f"{which}.value")
+    lowering.bind_python(eqn.outvars[0], f"core.peek({which}, {lowering.site(eqn)})")
 
 
 def _get_barrier_semaphore(lowering: Lowering, block: Block, eqn: Any) -> None:
