@@ -1,0 +1,207 @@
+"""tpu-inference: all-gather with a matrix product, ragged paged and latent attention, mixture of experts, delta nets."""
+
+from __future__ import annotations
+
+import importlib
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from published.case import Built, Case, Missing, normal, rng
+from published.jax_ops import ragged_inputs
+from published.wheel import install
+
+
+def kernels(name: str) -> Any:
+    """A module of the wheel."""
+    install()
+    try:
+        return importlib.import_module(f"tpu_inference.kernels.{name}")
+    except ImportError as error:
+        raise Missing(f"tpu_inference.kernels.{name} cannot be imported: {error}") from error
+
+
+def all_gather_matmul(mesh: Any) -> Built:
+    """Rows gathered over four devices while they are multiplied."""
+    import jax.numpy as jnp
+
+    module = kernels("collectives.all_gather_matmul")
+    x, y = normal(rng(), (128, 256), jnp.bfloat16), normal(rng(), (256, 512), jnp.bfloat16)
+    fn = partial(module.all_gather_matmul, mesh=mesh, axis_name="x", bn=128, bk=128)
+    return Built(fn, (x, y), x.astype(np.float32) @ y.astype(np.float32), tolerance=2e-2)
+
+
+def ragged_v2(mesh: Any) -> Built:
+    """Three sequences, two of them decoding, in pages of 16."""
+    module = kernels("ragged_paged_attention.v2.kernel")
+    arrays, keep = ragged_inputs(np.float32)
+    fn = partial(module.ragged_paged_attention, num_kv_pages_per_block=4, num_queries_per_block=8, sm_scale=0.1,
+                 vmem_limit_bytes=64 * 2**20)  # fmt: skip
+    return Built(fn, arrays, module.ref_ragged_paged_attention(*arrays, sm_scale=0.1), keep=keep)
+
+
+def kv_cache_update(mesh: Any) -> Built:
+    """New keys and values into pages of a cache."""
+    module = kernels("ragged_paged_attention.v2.ragged_kv_cache_update")
+    new, cache = normal(rng(), (32, 4, 128)), normal(rng(), (8 * 16, 4, 128)) + 1
+    slices = np.zeros((3, 8), np.int32)  # first slot of the cache, first new row, rows
+    slices[:, :3] = [[5, 40, 100], [0, 11, 20], [11, 9, 12]]
+    want = np.array(cache)
+    for slot, row, count in slices[:, :3].T:
+        want[slot : slot + count] = new[row : row + count]
+    fn = partial(module.kv_cache_update, page_size=16, num_slices_per_block=4)
+    return Built(fn, (new, slices, cache, np.array([3], np.int32)), want)
+
+
+def _ragged_v3(name: str, suffix: str, head: int, dtype: str, sizes: Any, **options: Any) -> Built:
+    import jax.numpy as jnp
+
+    module = kernels(name)
+    generator = rng()
+    q_lens, kv_lens, page, pages = [1, 1, 18, 30], [40, 61, 33, 70], 16, 8
+    tokens, heads, kv_heads, sequences = 64, 4, 2, 4
+    dtype = jnp.dtype(dtype)
+    q = normal(generator, (tokens, heads, head), dtype)
+    k, v = (normal(generator, (tokens, kv_heads, head), dtype) for _ in range(2))
+    shape = module.get_kv_cache_shape(sequences * pages, page, kv_heads, head, dtype)
+    cache = normal(generator, shape, dtype)
+    indices = generator.permutation(sequences * pages).astype(np.int32)
+    starts = np.concatenate([[0], np.cumsum(q_lens)]).astype(np.int32)
+    arrays = (q, k, v, cache, np.array(kv_lens, np.int32), indices, starts, np.array([2, 2, 4], np.int32))
+    want = getattr(module, f"ref_ragged_paged_attention{suffix}")(*map(jnp.asarray, arrays), sm_scale=0.1)
+    fn = partial(getattr(module, f"ragged_paged_attention{suffix}"), sm_scale=0.1, **sizes, **options)
+
+    def keep(results: Any) -> Any:
+        return results[0][: sum(q_lens)], results[1]
+
+    return Built(fn, arrays, want, tolerance=2e-2, keep=keep)
+
+
+def ragged_v3(mesh: Any, dtype: str = "float32") -> Built:
+    """Two sequences that decode and two of both kinds; the cache is updated as well."""
+    sizes = {f"{case}_block_sizes": (16, 64, 8, 32) for case in "pm"} | {"d_block_sizes": (1, 64, 1, 32)}
+    return _ragged_v3("ragged_paged_attention.v3.kernel", "", 128, dtype, sizes)
+
+
+def ragged_v3_head_64(mesh: Any) -> Built:
+    """The variant for heads of 64, where keys and values share a row."""
+    sizes = {"num_kv_pages_per_block": 4, "num_queries_per_block": 8}
+    return _ragged_v3("ragged_paged_attention.v3.kernel_hd64", "_hd64", 64, "float32", sizes)
+
+
+def _latent(dtype: str) -> tuple[Any, Any, Any]:
+    import jax.numpy as jnp
+
+    generator = rng()
+    q_lens, kv_lens, page, pages, heads, latent, rope = [1, 1, 18, 30], [40, 61, 33, 70], 16, 8, 8, 128, 64
+    tokens, dtype = sum(q_lens), jnp.dtype(dtype)
+    module = kernels("mla.v1.kernel")
+    arrays = (
+        normal(generator, (tokens, heads, latent), jnp.bfloat16),
+        normal(generator, (tokens, heads, rope), jnp.bfloat16),
+        normal(generator, (tokens, latent), dtype),
+        normal(generator, (tokens, rope), dtype),
+        normal(generator, module.get_kv_cache_shape(4 * pages, page, latent + 128, dtype), dtype),
+        np.array(kv_lens, np.int32),
+        generator.permutation(4 * pages).astype(np.int32),
+        np.concatenate([[0], np.cumsum(q_lens)]).astype(np.int32),
+        np.array([2, 2, 4], np.int32),
+    )
+    return module, arrays, module.ref_mla_ragged_paged_attention(*map(jnp.asarray, arrays), sm_scale=0.1)
+
+
+def mla_v1(mesh: Any) -> Built:
+    """Latent attention of four sequences, bfloat16."""
+    module, arrays, want = _latent("bfloat16")
+    fn = partial(module.mla_ragged_paged_attention, sm_scale=0.1, num_kv_pages_per_block=4, num_queries_per_block=8,
+                 vmem_limit_bytes=64 * 2**20)  # fmt: skip
+    return Built(fn, arrays, want, tolerance=3e-2)
+
+
+def mla_v2(mesh: Any) -> Built:
+    """The same with a cache of float8, heads first, decoding four sequences at once."""
+    import jax.numpy as jnp
+
+    _, arrays, (out, cache) = _latent("float8_e4m3fn")
+    module = kernels("mla.v2.kernel")
+
+    def fn(q: Any, *rest: Any) -> Any:
+        return module.mla_ragged_paged_attention(
+            jnp.transpose(q, (1, 0, 2)), *rest, sm_scale=0.1, s_dtype=jnp.float32, decode_batch_size=4,
+            num_kv_pages_per_block=4, num_queries_per_block=8, vmem_limit_bytes=64 * 2**20,
+        )  # fmt: skip
+
+    return Built(fn, arrays, (jnp.transpose(out, (1, 0, 2)), cache), tolerance=5e-2)
+
+
+def fused_moe(mesh: Any) -> Built:
+    """64 tokens to two of 16 experts on four devices: dispatch, two products, combine."""
+    import jax.numpy as jnp
+
+    module = kernels("fused_moe.v1.kernel")
+    generator = rng()
+    tokens, experts, hidden, inner, top = 64, 16, 256, 256, 2
+    arrays = (
+        normal(generator, (tokens, hidden), jnp.bfloat16),
+        normal(generator, (experts, 2, hidden, inner)).astype(jnp.bfloat16) / 16,
+        normal(generator, (experts, inner, hidden)).astype(jnp.bfloat16) / 16,
+        np.stack([generator.permutation(experts) for _ in range(tokens)]).astype(np.float32).astype(jnp.bfloat16) / 2,
+    )
+    sizes = {"bt": 16, "bf": 256, "bd1": 256, "bd2": 256, "btc": 16, "bfc": 128, "bd1c": 256, "bd2c": 256}
+
+    def fn(*arrays: Any) -> Any:
+        return module.fused_ep_moe(mesh, *arrays, top, renormalize_topk_logits=True, **sizes)
+
+    want = module.ref_moe(*map(jnp.asarray, arrays), top, renormalize_topk_logits=True)
+    return Built(fn, arrays, want, tolerance=5e-2)
+
+
+def gdn(mesh: Any) -> Built:
+    """Three sequences that decode and two prefills of a gated delta net."""
+    import jax
+    import jax.numpy as jnp
+
+    module = kernels("gdn")
+    reference = kernels("gdn.reference.ragged_gated_delta_rule_ref").ragged_gated_delta_rule
+    generator = rng()
+    decode, lengths, heads, size = 3, [9, 15], 2, 128
+    counts = [1] * decode + lengths
+    tokens, sequences = sum(counts), len(counts)
+    q, k, v = (normal(generator, (tokens, heads, size), jnp.bfloat16) for _ in range(3))
+    a, b = (normal(generator, (tokens, heads), jnp.bfloat16) for _ in range(2))
+    log, state = normal(generator, (heads,)), normal(generator, (sequences, heads, size, size))
+    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    slots, has_state = np.arange(sequences, dtype=np.int32), np.ones(sequences, bool)
+    mixed = np.concatenate([x.reshape(tokens, -1) for x in (q, k, v)], axis=-1).astype(np.float32)
+    last, out = reference(
+        jnp.asarray(mixed), b.astype(np.float32), a.astype(np.float32), jnp.asarray(state), log[None, None],
+        np.zeros((1, 1, heads), np.float32), jnp.asarray(starts), jnp.asarray(slots),
+        np.array([decode, sequences, sequences], np.int32), jnp.asarray(has_state),
+        n_kq=heads, n_v=heads, d_k=size, d_v=size,
+    )  # fmt: skip
+
+    def fn(q: Any, k: Any, v: Any, starts: Any, a: Any, state: Any, slots: Any, b: Any, log: Any) -> Any:
+        return module.fused_gdn(
+            *(jax.nn.silu(x) for x in (q, k, v)), starts, a, state, slots, b=b, has_initial_state=jnp.asarray(has_state),
+            distribution=jnp.array([decode, sequences], jnp.int32), use_qk_l2norm_in_kernel=True,
+            use_gate_in_kernel=True, A_log=log, dt_bias=None, lower_bound=None,
+        )  # fmt: skip
+
+    arrays = (q, k, v, starts, a, state, slots, b, log)
+    return Built(fn, arrays, (out.reshape(tokens, heads, size), last), tolerance=2e-2)
+
+
+RING, EXPERTS = {"x": 4}, {"data": 1, "model": 4}
+CASES = [
+    Case("all_gather_matmul", all_gather_matmul, RING, "v6e:2x2"),
+    Case("ragged_paged_attention v2", ragged_v2, slice="v6e:1x1", is_quick=True),
+    Case("kv_cache_update v2", kv_cache_update, slice="v6e:1x1", is_quick=True),
+    Case("ragged_paged_attention v3", ragged_v3, slice="v6e:1x1"),
+    Case("ragged_paged_attention v3, bfloat16", partial(ragged_v3, dtype="bfloat16"), slice="v6e:1x1"),
+    Case("ragged_paged_attention v3, heads of 64", ragged_v3_head_64, slice="v6e:1x1"),
+    Case("mla v1", mla_v1, slice="v6e:1x1"),
+    Case("mla v2", mla_v2, slice="v6e:1x1"),
+    Case("fused_moe v1", fused_moe, EXPERTS, "v6e:2x2"),
+    Case("gdn", gdn, slice="v6e:1x1"),
+]
