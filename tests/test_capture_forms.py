@@ -367,3 +367,15 @@ def test_code_that_asks_for_the_chip_sees_the_simulated_one(slice_, vmem):
     np.testing.assert_array_equal(run(x), x + 1)
     assert run.result.findings == ()
     assert run.result.dmas == 8
+
+
+@pytest.mark.parametrize(("slice_", "cores"), [("v5e:1x1", 1), ("v5p:2x2x1", 2), ("v7x:1x1x1", 1)])
+def test_a_mesh_of_all_cores_has_those_of_the_simulated_chip(slice_, cores):
+    def fn(x):
+        if hasattr(pltpu, "TensorCoreMesh"):
+            made = pltpu.TensorCoreMesh(axis_name="core")
+        else:  # jax 0.10
+            made = pltpu.create_tensorcore_mesh("core")
+        return x + made.shape["core"]
+
+    assert tpusim.pallas.simulate(fn, slice=slice_)(np.int32(0)) == cores

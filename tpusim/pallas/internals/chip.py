@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import jax
 from jax.experimental.xla_metadata import set_xla_metadata
 
 from tpusim.pallas.internals.versions import PrivateModule
 
 _tpu_info = PrivateModule("jax._src.tpu_info", "jax._src.pallas.mosaic.tpu_info")  # 0.12, 0.10
+_mosaic_core = PrivateModule("jax._src.pallas.mosaic.core")
 
 _KINDS = {"v4": "TPU v4", "v5e": "TPU v5e", "v5p": "TPU v5p", "v6e": "TPU v6e", "v7x": "TPU7x"}
 _KINDS |= {"8i": "TPU8i", "8t": "TPU8t"}
@@ -30,16 +32,32 @@ def simulated_chip(chip: str, cores_per_device: int) -> Iterator[None]:
     if chip not in _KINDS:
         yield
         return
+    device = jax.sharding.AbstractDevice(_KINDS[chip], cores_per_device, "tpu")
     with (
         set_xla_metadata(tpusim_chip=f"{chip} {cores_per_device}"),  # part of the key of JAX's traces
         replaced(_tpu_info.module(), "get_device_kind", lambda: _KINDS[chip]),
         replaced(_tpu_info.module(), "get_num_device_cores", lambda: cores_per_device),
+        replaced(_mosaic_core.module(), "jax", _JaxWithDevice(device)),  # meshes of "all cores of the device"
     ):
         _tpu_info.get_tpu_info.cache_clear()  # it keeps what it has once said
         try:
             yield
         finally:
             _tpu_info.get_tpu_info.cache_clear()
+
+
+class _JaxWithDevice:
+    """The module ``jax``, but with one TPU for a device."""
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+
+    def devices(self) -> list[Any]:
+        """The simulated device."""
+        return [self._device]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(jax, name)
 
 
 @contextmanager
