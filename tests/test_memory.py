@@ -109,9 +109,14 @@ TILE = 4096  # bytes: 8 sublanes x 128 lanes x 32 bits, whatever is packed into 
         ((16, 128), "float32", 2 * TILE),
         ((8, 129), "float32", 2 * TILE),
         ((9, 128), "float32", 2 * TILE),
-        ((1, 1), "float32", TILE),
         ((3, 8, 128), "float32", 3 * TILE),
-        ((3, 1, 128), "float32", 3 * TILE),
+        ((1, 1), "float32", 512),  # few rows: smaller tiles, of a power of two of rows
+        ((3, 1, 128), "float32", 3 * 512),
+        ((3, 3, 128), "float32", 3 * 4 * 512),
+        ((3, 5, 128), "float32", 3 * TILE),
+        ((3, 1, 128), "bfloat16", 3 * 512),  # two rows share a 32-bit row
+        ((3, 4, 128), "bfloat16", 3 * 2 * 512),
+        ((3, 2, 128), "int8", 3 * 512),
         ((16, 128), "bfloat16", TILE),
         ((32, 128), "int8", TILE),
         ((33, 128), "int8", 2 * TILE),
