@@ -43,8 +43,10 @@ def simulate(case: Case) -> dict[str, Any]:
     except tpusim.errors.NotModelledError as error:
         return {"outcome": "not modelled", "why": str(error)}
     except tpusim.errors.FindingError as error:
-        return {"outcome": "stopped", "why": error.finding.explain()}
-    findings = [f"{finding.kind}: {finding}" for finding in run.result.findings]
+        return {"outcome": "stopped", "why": describe(error.finding)}
+    if run.result.outputs is None:
+        return {"outcome": "stopped", "why": describe(run.result.findings[-1])}
+    findings = [describe(finding) for finding in run.result.findings]
     _, second = timed(lambda: run(*built.arrays))
     wrong = judge(built, got)
     return {
@@ -55,6 +57,12 @@ def simulate(case: Case) -> dict[str, Any]:
         "first": first,
         "second": second,
     }
+
+
+def describe(finding: Any) -> str:
+    """A finding in one line, with both places."""
+    other = f" [other: {finding.other}]" if finding.other else ""
+    return f"{finding}{other}"
 
 
 def interpret(case: Case) -> dict[str, Any]:
@@ -70,7 +78,8 @@ def interpret(case: Case) -> dict[str, Any]:
         try:
             got, first = timed(lambda: jax.block_until_ready(jax.jit(built.fn)(*built.arrays)))
         except Exception as error:  # noqa: BLE001  # whatever it is, it is the outcome
-            return {"outcome": "error", "why": f"{type(error).__name__}: {error}"}
+            text = [line for line in str(error).splitlines() if line.strip()]
+            return {"outcome": "error", "why": f"{type(error).__name__}: {text[-1] if text else ''}"}
         _, second = timed(lambda: jax.block_until_ready(jax.jit(built.fn)(*built.arrays)))
     wrong = judge(built, got)
     return {"outcome": "wrong" if wrong else "right", "why": wrong, "first": first, "second": second}
@@ -124,7 +133,7 @@ def main() -> None:
     if arguments.child:
         child(*arguments.child)
         return
-    head = f"{'kernel':<44}{'dev':>4} {'right?':<13}{'simulated':>12}{'findings':>9}{'wall s':>16}  {'interpret':<10}"
+    head = f"{'kernel':<52}{'dev':>4} {'right?':<13}{'simulated':>12}{'findings':>9}{'wall s':>16}  {'interpret':<10}"
     print(head + f"{'wall s':>16}")
     for package in arguments.package:
         for case in load(package).values():
@@ -140,14 +149,13 @@ def print_row(package: str, case: Case, arguments: argparse.Namespace) -> None:
     if not arguments.no_interpret and mine["outcome"] != "missing":
         theirs = run_child(package, case.name, "interpret", arguments.timeout)
     findings = mine.get("findings", [])
-    print(
-        f"{package + ' ' + case.name:<44}{case.devices:>4} {mine['outcome']:<13}{mine.get('time', '-'):>12}"
-        f"{len(findings) if 'time' in mine else '-':>9}{seconds(mine):>16}  {theirs['outcome']:<10}{seconds(theirs):>16}",
-        flush=True,
-    )
-    for line in [mine.get("why"), *findings, theirs.get("why") and f"interpret mode: {theirs['why']}"]:
+    count = len(findings) if "time" in mine else "-"
+    head = f"{package + ' ' + case.name:<52}{case.devices:>4} {mine['outcome']:<13}{mine.get('time', '-'):>12}"
+    print(f"{head}{count:>9}{seconds(mine):>16}  {theirs['outcome']:<10}{seconds(theirs):>16}", flush=True)
+    note = case.note and f"note: {case.note}"
+    for line in [mine.get("why"), *findings, note, theirs.get("why") and f"interpret mode: {theirs['why']}"]:
         if line:
-            print("    " + " ".join(line.split())[:400], flush=True)
+            print("    " + " ".join(line.split())[:600], flush=True)
 
 
 if __name__ == "__main__":

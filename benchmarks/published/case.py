@@ -14,7 +14,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-PACKAGES = {"jax": "published.jax_ops", "tokamax": "published.tokamax_ops", "tpu_inference": "published.tpu_inference_ops"}
+PACKAGES = {
+    "jax": "published.jax_ops",
+    "tokamax": "published.tokamax_ops",
+    "tpu_inference": "published.tpu_inference_ops",
+}
 """Modules that register cases, by the package the kernels come from."""
 
 
@@ -41,10 +45,14 @@ class Case(NamedTuple):
 
     name: str
     build: Callable[[Any], Built]
-    axes: Mapping[str, int] = {}  # noqa: RUF012  # never written
+    axes: Mapping[str, int] = {}
     slice: str = "v5e:1x1"
     is_quick: bool = False
     """Whether building and running it takes a few seconds at most: the tests run these."""
+    findings: tuple[str, ...] = ()
+    """Kinds of findings that are known and true; the tests expect these and no others."""
+    note: str = ""
+    """What the row says about them."""
 
     @property
     def devices(self) -> int:
@@ -55,18 +63,19 @@ class Case(NamedTuple):
         """The mesh without devices; ``None`` for a kernel of one device."""
         from jax.sharding import AbstractMesh
 
-        return AbstractMesh(tuple(self.axes.values()), tuple(self.axes), axis_types=self._types()) if self.axes else None
+        return self._made(AbstractMesh)
 
     def cpu_mesh(self) -> Any:
         """The mesh over virtual CPU devices; ``None`` for a kernel of one device."""
         import jax
 
-        return jax.make_mesh(tuple(self.axes.values()), tuple(self.axes), axis_types=self._types()) if self.axes else None
+        return self._made(jax.make_mesh)
 
-    def _types(self) -> Any:
+    def _made(self, make: Callable[..., Any]) -> Any:
         from jax.sharding import AxisType
 
-        return (AxisType.Auto,) * len(self.axes)
+        types = (AxisType.Auto,) * len(self.axes)
+        return make(tuple(self.axes.values()), tuple(self.axes), axis_types=types) if self.axes else None
 
 
 def load(package: str) -> dict[str, Case]:

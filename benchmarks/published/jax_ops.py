@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,8 @@ def paged_attention(mesh: Any) -> Built:
     generator = rng()
     batch, heads, kv_heads, page, pages = 4, 8, 2, 16, 8
     q = normal(generator, (batch, heads, 128))
-    k, v = (normal(generator, (kv_heads, batch * pages, page, 128)) for _ in range(2))
+    # the kernel rounds keys and values to bfloat16
+    k, v = (normal(generator, (kv_heads, batch * pages, page, 128), jnp.bfloat16).astype(np.float32) for _ in range(2))
     lengths = np.array([5, 128, 77, 16], np.int32)
     indices = generator.permutation(batch * pages).reshape(batch, pages).astype(np.int32)
     whole = [jnp.swapaxes(jnp.asarray(x)[:, indices].reshape(kv_heads, batch, -1, 128), 0, 1) for x in (k, v)]
@@ -121,8 +123,8 @@ def tgmm(mesh: Any) -> Built:
 
     left, _, sizes = _grouped(rng())
     right = normal(rng(), (512, 256)) + 1
-    bounds = np.concatenate([[0], np.cumsum(sizes)])
-    want = np.stack([left[a:b].T @ right[a:b] for a, b in zip(bounds[:-1], bounds[1:], strict=True)])
+    bounds = pairwise(np.concatenate([[0], np.cumsum(sizes)]))
+    want = np.stack([left[a:b].T @ right[a:b] for a, b in bounds])
     return Built(kernel, (np.ascontiguousarray(left.T), right, sizes), want, tolerance=1e-2)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -38,9 +39,8 @@ def tgmm_v2(mesh: Any) -> Built:
     kernel = ops("gmm_v2.tgmm_v2").tgmm_v2
     sizes = np.array([100, 0, 300, 112], np.int32)
     left, right = normal(rng(), (512, 256), jnp.bfloat16), normal(rng(), (512, 256), jnp.bfloat16) + 1
-    bounds = np.concatenate([[0], np.cumsum(sizes)])
-    parts = [(a, b) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
-    want = np.stack([left[a:b].astype(np.float32).T @ right[a:b].astype(np.float32) for a, b in parts])
+    bounds = pairwise(np.concatenate([[0], np.cumsum(sizes)]))
+    want = np.stack([left[a:b].astype(np.float32).T @ right[a:b].astype(np.float32) for a, b in bounds])
     return Built(partial(kernel, num_actual_groups=4), (left, right, sizes), want, tolerance=2e-2)
 
 

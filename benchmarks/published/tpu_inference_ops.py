@@ -1,4 +1,4 @@
-"""tpu-inference: all-gather with a matrix product, ragged paged and latent attention, mixture of experts, delta nets."""
+"""tpu-inference: all-gather with matrix product, ragged paged and latent attention, mixture of experts, delta nets."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def ragged_v3_head_64(mesh: Any) -> Built:
     return _ragged_v3("ragged_paged_attention.v3.kernel_hd64", "_hd64", 64, "float32", sizes)
 
 
-def _latent(dtype: str) -> tuple[Any, Any, Any]:
+def _latent(dtype: str) -> tuple[Any, Any, Any, Any]:
     import jax.numpy as jnp
 
     generator = rng()
@@ -108,22 +108,28 @@ def _latent(dtype: str) -> tuple[Any, Any, Any]:
         np.concatenate([[0], np.cumsum(q_lens)]).astype(np.int32),
         np.array([2, 2, 4], np.int32),
     )
-    return module, arrays, module.ref_mla_ragged_paged_attention(*map(jnp.asarray, arrays), sm_scale=0.1)
+    rows = [arrays[6][i * pages + t // page] * page + t % page for i, count in enumerate(kv_lens) for t in range(count)]
+
+    def keep(results: Any) -> Any:
+        """Of the cache, what belongs to a sequence: whole words of four tokens are written."""
+        return results[0], results[1].reshape(-1, latent + 128)[np.array(rows)]
+
+    return module, arrays, keep, module.ref_mla_ragged_paged_attention(*map(jnp.asarray, arrays), sm_scale=0.1)
 
 
 def mla_v1(mesh: Any) -> Built:
     """Latent attention of four sequences, bfloat16."""
-    module, arrays, want = _latent("bfloat16")
+    module, arrays, keep, want = _latent("bfloat16")
     fn = partial(module.mla_ragged_paged_attention, sm_scale=0.1, num_kv_pages_per_block=4, num_queries_per_block=8,
                  vmem_limit_bytes=64 * 2**20)  # fmt: skip
-    return Built(fn, arrays, want, tolerance=3e-2)
+    return Built(fn, arrays, want, tolerance=3e-2, keep=keep)
 
 
 def mla_v2(mesh: Any) -> Built:
     """The same with a cache of float8, heads first, decoding four sequences at once."""
     import jax.numpy as jnp
 
-    _, arrays, (out, cache) = _latent("float8_e4m3fn")
+    _, arrays, keep, (out, cache) = _latent("float8_e4m3fn")
     module = kernels("mla.v2.kernel")
 
     def fn(q: Any, *rest: Any) -> Any:
@@ -132,7 +138,7 @@ def mla_v2(mesh: Any) -> Built:
             num_kv_pages_per_block=4, num_queries_per_block=8, vmem_limit_bytes=64 * 2**20,
         )  # fmt: skip
 
-    return Built(fn, arrays, (jnp.transpose(out, (1, 0, 2)), cache), tolerance=5e-2)
+    return Built(fn, arrays, (jnp.transpose(out, (1, 0, 2)), cache), 0.1, keep)  # probabilities in float8
 
 
 def fused_moe(mesh: Any) -> Built:
@@ -183,9 +189,9 @@ def gdn(mesh: Any) -> Built:
 
     def fn(q: Any, k: Any, v: Any, starts: Any, a: Any, state: Any, slots: Any, b: Any, log: Any) -> Any:
         return module.fused_gdn(
-            *(jax.nn.silu(x) for x in (q, k, v)), starts, a, state, slots, b=b, has_initial_state=jnp.asarray(has_state),
-            distribution=jnp.array([decode, sequences], jnp.int32), use_qk_l2norm_in_kernel=True,
-            use_gate_in_kernel=True, A_log=log, dt_bias=None, lower_bound=None,
+            *(jax.nn.silu(x) for x in (q, k, v)), starts, a, state, slots, b=b,
+            has_initial_state=jnp.asarray(has_state), distribution=jnp.array([decode, sequences], jnp.int32),
+            use_qk_l2norm_in_kernel=True, use_gate_in_kernel=True, A_log=log, dt_bias=None, lower_bound=None,
         )  # fmt: skip
 
     arrays = (q, k, v, starts, a, state, slots, b, log)
