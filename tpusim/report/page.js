@@ -1,0 +1,31 @@
+/* What a click does: a link of the critical path, or a button, moves the timeline. */
+(function () {
+  function timeline() {
+    for (const doc of Bokeh.documents) {
+      const found = doc.get_model_by_name("timeline");
+      if (found) return found;
+    }
+    return null;
+  }
+  function show(from, to, device) {
+    const figure = timeline();
+    if (!figure) return;
+    const end = figure.x_range.bounds[1] / 1.02;
+    const around = Math.max((to - from) * 1.5, end / 200);
+    figure.x_range.setv({start: Math.max(0, from - around), end: Math.min(end, to + around)});
+    const rows = figure.y_range.start - figure.y_range.end;
+    if (device < figure.y_range.end || device + 1 > figure.y_range.start)
+      figure.y_range.setv({start: device + rows / 2 + 0.5, end: device - rows / 2 + 0.5});
+    document.getElementById("timeline").scrollIntoView();
+  }
+  document.addEventListener("click", (event) => {
+    const row = event.target.closest("tr.go");
+    if (row) show(+row.dataset.from, +row.dataset.to, +row.dataset.device);
+    const button = event.target.closest("button[data-rows]");
+    const figure = button && timeline();
+    if (figure) {
+      figure.x_range.setv({start: 0, end: figure.x_range.bounds[1] / 1.02});
+      figure.y_range.setv({start: +button.dataset.rows + 0.02, end: -0.02});
+    }
+  });
+})();

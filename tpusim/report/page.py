@@ -1,0 +1,191 @@
+"""A run as one HTML page that needs nothing but itself.
+
+Drawings are Bokeh's, its scripts are inlined, and a content security policy forbids the page to load
+anything.  Text comes from :mod:`tpusim.report.html`, which escapes it.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tpusim.report import sections
+from tpusim.report.frame import need_bokeh
+from tpusim.report.html import Markup, cards, element, findings, join, verdict
+from tpusim.report.machine import link_use, memory, mesh
+from tpusim.report.marks import Marks, marks
+from tpusim.report.timeline import chain, timeline, where_time_goes
+from tpusim.trace.critical import critical_path
+from tpusim.trace.lines import line_uses
+from tpusim.trace.memory import high_water, levels, occupants
+from tpusim.trace.rates import Use
+from tpusim.trace.shares import shares
+from tpusim.trace.steps import Steps
+
+if TYPE_CHECKING:
+    from tpusim.result import Result
+
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:; "
+    "font-src data:"
+)
+_MOST_CHIPS = 1024
+
+
+def write_report(result: Result, file: str | Path, *, title: str = "", check: str | None = None) -> None:
+    """Write the report of ``result``, of a failed run too, as one page that opens offline.
+
+    ``title``: what ran; ``check``: what a comparison with a reference found.  Raises ``OptionError`` where Bokeh is
+    missing, ``OSError`` where the file cannot be written.
+    """
+    Path(file).write_text(page(result, title=title, check=check), encoding="utf-8")
+
+
+def page(result: Result, *, title: str = "", check: str | None = None) -> str:
+    """The page as text; see :func:`write_report`."""
+    need_bokeh()
+    from bokeh.embed import components
+    from bokeh.resources import Resources
+
+    made = _Page(result)
+    script, places = components(made.figures)
+    scripts = Resources(mode="inline", components=["bokeh", "bokeh-gl"]).js_raw
+    body = made.body(title or _title(result), check, {name: Markup(div) for name, div in places.items()})
+    own = files("tpusim.report")
+    style, clicks = ((own / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    head = [
+        Markup('<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'),
+        Markup(f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'),
+        element("title", f"{title or _title(result)}: tpusim report"),
+        element("style", Markup(style)),
+        *(element("script", Markup(text)) for text in scripts),
+    ]
+    end = [Markup(script), element("script", Markup(clicks))]
+    page_ = element("html", element("head", *head), element("body", body, *end), lang="en")
+    return f"<!doctype html>\n{page_}\n"
+
+
+def _title(result: Result) -> str:
+    return ", ".join(dict.fromkeys(call.name for call in result.calls)) or "run"
+
+
+class _Page:
+    """The analysis of a run, its drawings by name, and its text."""
+
+    def __init__(self, result: Result) -> None:
+        self.result = result
+        self.steps = Steps(result)
+        self.use = Use(result)
+        self.shares = shares(self.steps, self.use)
+        self.path = critical_path(self.steps)
+        self.lines = line_uses(self.steps, self.path)
+        self.marks: Marks = marks(self.steps)
+        self.figures = {name: figure for name, figure in self._drawn().items() if figure is not None}
+
+    def _drawn(self) -> dict[str, Any]:
+        if not self.steps.end_ps:
+            return {}
+        first = timeline(self.steps, self.marks)
+        below = {
+            "chain": chain(self.steps, self.path),
+            "link_use": link_use(self.steps, self.use),
+        }
+        for figure in below.values():
+            if figure is not None:
+                figure.x_range = first.x_range
+        chips = self.result.place.slice.num_chips
+        memories = {
+            f"memory_{mark.space.name}": memory(self.steps, mark.space)
+            for mark in high_water(self.result)
+            if len(levels(occupants(self.result), mark.space)) > 2
+        }
+        return {
+            "timeline": first,
+            **below,
+            "shares": where_time_goes(self.steps, self.use) if len(self.steps.of) > 1 else None,
+            "mesh": mesh(self.result, self.use) if 1 < chips <= _MOST_CHIPS else None,
+            **memories,
+        }
+
+    def body(self, title: str, check: str | None, drawn: dict[str, Markup]) -> Markup:
+        """Everything that is seen."""
+        place = self.result.place
+        mesh_text = ", ".join(f"{axis}={size}" for axis, size in place.axis_sizes.items())
+        head = element(
+            "header",
+            element("h1", title, verdict(self.result)),
+            element("p", f"{self.result.slice}, mesh {mesh_text}, layout {place.layout}, seed {self.result.seed}"),
+        )
+        parts = [
+            ("timeline", "Timeline", self._about_marks(), self._timeline(drawn)),
+            (
+                "time",
+                "Where the time goes",
+                _ABOUT_TIME,
+                _beside(sections.where_time_goes(self.shares), drawn, "shares"),
+            ),
+            ("path", "Critical path", _ABOUT_PATH, join([drawn.get("chain", ""), self._path()])),
+            ("links", "Mesh and links", _ABOUT_LINKS, self._machine(drawn)),
+            ("findings", "Findings", "", findings(self.result)),
+            ("source", "Source", "Time of a device's core by line, in the mean; the warmer, the more.", self._source()),
+            ("memory", "Memory", _ABOUT_MEMORY, self._memory(drawn)),
+        ]
+        if self.result.findings:
+            parts.insert(0, parts.pop(4))
+        links = element("nav", *(element("a", name, href=f"#{key}") for key, name, _, _ in parts))
+        blocks = [
+            element("section", element("h2", name), element("p", about, class_="about") if about else "", text, id=key)
+            for key, name, about, text in parts
+        ]
+        chip = place.chip.name
+        basis = f"Times rest on the figures of {chip}; tpusim chips {chip} shows each with its source."
+        return join([head, links, element("main", cards(self.result, check), *blocks, element("footer", basis))])
+
+    def _about_marks(self) -> str:
+        found = self.marks
+        said = ["Wheel: zoom in time. Drag: move. A click on the legend hides a kind."]
+        if found.merged:
+            said.append(f"{found.merged:,} marks are too many to draw: those close to each other are shown as one.")
+        if found.hidden_devices:
+            said.append(f"The first {found.devices} devices are shown, {found.hidden_devices:,} more are not.")
+        return " ".join(said)
+
+    def _timeline(self, drawn: dict[str, Markup]) -> Markup:
+        devices = self.marks.devices
+        counts = sorted({count for count in (4, 16, devices) if count <= devices})
+        buttons = [element("button", f"{count} devices" if count > 1 else "all", data_rows=count) for count in counts]
+        return join([element("div", *buttons), drawn.get("timeline", element("p", "Nothing took any time."))])
+
+    def _path(self) -> Markup:
+        return sections.critical_path(self.steps, self.path)
+
+    def _source(self) -> Markup:
+        return sections.source(self.result, self.lines)
+
+    def _machine(self, drawn: dict[str, Markup]) -> Markup:
+        if "mesh" not in drawn and "link_use" not in drawn:
+            return element("p", "No link was used.", class_="quiet")
+        return _beside(drawn.get("mesh", Markup("")), drawn, "link_use")
+
+    def _memory(self, drawn: dict[str, Markup]) -> Markup:
+        over_time = [div for name, div in drawn.items() if name.startswith("memory_")]
+        return join([sections.memory(self.result), *over_time])
+
+
+def _beside(left: Markup, drawn: dict[str, Markup], right: str) -> Markup:
+    if right not in drawn:
+        return left
+    return element("div", element("div", left), element("div", drawn[right]), class_="two")
+
+
+_ABOUT_TIME = (
+    "Every instant of every device. A copy counts only while a core waits for it, by what set its pace; a wait for "
+    "another device by what that device had not done yet."
+)
+_ABOUT_PATH = (
+    "The chain of operations that the run's time consists of. Slack: how much sooner a link could have ended before "
+    "another chain had taken over."
+)
+_ABOUT_LINKS = "Mean use of each directed link, and of the busiest ones over time."
+_ABOUT_MEMORY = "The high-water mark of device 0 by buffer, with tile padding."
