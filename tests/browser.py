@@ -8,11 +8,13 @@ import json
 import re
 import shutil
 import subprocess
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import pytest
+from tornado.httpclient import AsyncHTTPClient
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -35,6 +37,7 @@ class Page:
         """Errors and warnings of the page's scripts, and everything it tried to load."""
         self._numbers = iter(range(1, 1 << 30))
         self._loop = asyncio.new_event_loop()
+        self._socket: WebSocketClientConnection | None = None
         self._browser = subprocess.Popen(
             [CHROMIUM, *_FLAGS, f"--user-data-dir={profile}", f"--window-size={width},{height}", "about:blank"],
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
@@ -59,11 +62,14 @@ class Page:
             found = re.search(r"ws://([^/]+)/", line)
             if found:
                 break
-        from tornado.httpclient import AsyncHTTPClient
-
         answer = await AsyncHTTPClient().fetch(f"http://{found[1]}/json")
         tabs = [tab for tab in json.loads(answer.body) if tab["type"] == "page"]
         return await websocket_connect(tabs[0]["webSocketDebuggerUrl"], max_message_size=1 << 28)
+
+    async def _disconnect(self, socket: WebSocketClientConnection) -> None:
+        socket.close()
+        while await socket.read_message() is not None:
+            pass
 
     def call(self, method: str, **parameters: Any) -> Any:
         """One command of the protocol and its result."""
@@ -71,6 +77,7 @@ class Page:
 
     async def _call(self, method: str, parameters: dict[str, Any]) -> Any:
         number = next(self._numbers)
+        assert self._socket is not None
         await self._socket.write_message(json.dumps({"id": number, "method": method, "params": parameters}))
         while True:
             message = json.loads(await self._socket.read_message() or "{}")
@@ -98,11 +105,10 @@ class Page:
 
     def wait_for(self, condition: str, seconds: float = 60) -> None:
         """Until an expression is true."""
-        self.run(
-            f"new Promise((done, fail) => {{ const end = Date.now() + {1000 * seconds}; const look = () => "
-            f"(() => {{ try {{ return {condition} }} catch (e) {{ return false }} }})() ? done(true) : Date.now() > end ? "
-            f"fail(new Error('never: ' + {json.dumps(condition)})) : setTimeout(look, 50); look() }})"
-        )
+        end = time.monotonic() + seconds
+        while not self.run(f"(() => {{ try {{ return Boolean({condition}) }} catch (error) {{ return false }} }})()"):
+            assert time.monotonic() < end, f"never true: {condition}"
+            time.sleep(0.05)
 
     def mouse(self, kind: str, x: float, y: float, **more: Any) -> None:
         """A mouse event such as ``mouseMoved``."""
@@ -124,6 +130,8 @@ class Page:
 
     def close(self) -> None:
         """End the browser."""
+        if self._socket is not None:
+            self._loop.run_until_complete(self._disconnect(self._socket))
         self._browser.terminate()
         try:
             self._browser.wait(20)

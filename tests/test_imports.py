@@ -26,7 +26,7 @@ LAYERS = [
     ["judges", "trace"],
     ["retime"],
     ["intervals"],
-    ["options", "result", "comparison"],
+    ["options", "result", "comparison", "report"],
     ["verdict"],
     ["session", "launch", "verify"],
     ["pipeline"],
@@ -49,6 +49,7 @@ HOMES = {
     "jaxlib": {"pallas"},
     "typer": {"cli"},
     "rich": {"cli"},
+    "bokeh": {"report"},
     "simpy": {"machine"},
     "optuna": {"sweep"},
     "distributed": {"sweep"},
@@ -165,7 +166,7 @@ def test_importing_tpusim_brings_no_large_library():
     assert "numpy" not in python("import tpusim, sys; print(*sys.modules)").split()
 
 
-@pytest.mark.parametrize("absent", ["jax", "typer", "rich"])
+@pytest.mark.parametrize("absent", ["jax", "typer", "rich", "bokeh"])
 def test_kernels_run_where_a_library_is_absent(absent):
     code = f"""
 import sys

@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from tpusim.cli import calibrate, chips, doctor, exec, explore, kernels, new, run, sweep
+from tpusim.cli import calibrate, chips, doctor, exec, explore, kernels, new, report, run, sweep
 from tpusim.cli.console import never_fail_to_encode, one_line
 from tpusim.errors import NotModelledError, OptionError
 from tpusim.job import Status
@@ -48,7 +48,10 @@ def _app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
         help="Run one TPU DMA program on an ordinary computer: its data, its time and a verdict.",
     )
-    for command in (run.run, sweep.sweep, calibrate.calibrate, kernels.kernels, chips.chips, doctor.doctor, new.new):
+    commands = (
+        run.run, report.report, sweep.sweep, calibrate.calibrate, kernels.kernels, chips.chips, doctor.doctor, new.new,
+    )  # fmt: skip
+    for command in commands:
         app.command()(command)
     app.command("explore")(explore.explore_)
     # options end where the program begins: what follows is its own

@@ -17,7 +17,8 @@ import typer
 from tpusim.chips import parse_set
 from tpusim.cli.console import make_console, plain, styled
 from tpusim.cli.options import Checks, Chip, Cores, Faults, LayoutText, OnFinding, Overrides, Replay, ScheduleText
-from tpusim.cli.run import check_writable, parse_layout, write_json
+from tpusim.cli.request import check_writable, parse_layout
+from tpusim.cli.run import write_json
 from tpusim.errors import OptionError
 from tpusim.job import Status
 from tpusim.units import json_safe

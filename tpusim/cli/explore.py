@@ -11,7 +11,8 @@ import typer
 from tpusim.chips import parse_set
 from tpusim.cli.console import labelled, make_console, one_line, styled
 from tpusim.cli.options import Chip, Cores, Faults, LayoutText, Overrides, Params, Replay
-from tpusim.cli.run import check_writable, parse_dtype, parse_layout, parse_mesh_option, parse_shape, write_json
+from tpusim.cli.request import check_writable, parse_dtype, parse_layout, parse_mesh_option, parse_shape
+from tpusim.cli.run import write_json
 from tpusim.errors import OptionError
 from tpusim.explore import Exploration, Trial, explore
 from tpusim.job import Job, Outcome, Status, run_job

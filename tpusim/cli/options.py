@@ -6,6 +6,13 @@ from typing import Annotated
 
 import typer
 
+SliceText = Annotated[str | None, typer.Option("--slice", help="Slice of chips, such as v5e:4x4.")]
+MeshText = Annotated[str | None, typer.Option("--mesh", help="Sizes of the kernel's axes: x=4 or x=2,y=4.")]
+ShapeText = Annotated[str | None, typer.Option("--shape", help="Shape of one device's shard: 8,128.")]
+DtypeText = Annotated[str | None, typer.Option("--dtype", help="Element type of the inputs, such as bfloat16.")]
+Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of the inputs and of the run.")]
+Data = Annotated[bool | None, typer.Option("--data/--no-data", help="Carry array contents.")]
+File = Annotated[str, typer.Argument(help="path.py or path.py:name", show_default=False)]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="Override a chip number: ici.link_bandwidth=90e9. Repeatable.")
 ]
@@ -41,3 +48,4 @@ Faults = Annotated[
     ),
 ]
 Replay = Annotated[str | None, typer.Option("--replay", help="Schedule and faults of a finding: its token.")]
+Html = Annotated[str, typer.Option("--html", help="The page to write.", show_default=False)]

@@ -1,73 +1,75 @@
-"""The report of one run on a terminal."""
+"""``tpusim report FILE``: a run as one HTML page."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import typer
 
-from rich.console import Console
-from rich.text import Text
-
-from tpusim.cli.console import can_show, labelled, plain, styled
-from tpusim.findings import Finding, Severity
-from tpusim.job import Outcome
-from tpusim.trace.terminal import ASCII, BLOCKS, timeline
-
-_MOST_FINDINGS = 10
-_MOST_PRINTED = 40
-_WIDTH = 100
-_STYLES = {"equal": "green", "close": "green", "different": "bold red", "unchecked": "yellow"}
-
-
-def show(console: Console, outcome: Outcome) -> None:
-    """Print what there is: the result check, time and bound, use of the machine, findings, a timeline."""
-    result = outcome.result
-    if result is not None:
-        _show_printed(console, result.printed)
-    head, *rest = result.summary if result is not None else [_place_line(outcome)]
-    console.print(styled(head, "bold"))
-    if outcome.check is not None:
-        against = "" if outcome.check.verdict in ("different", "unchecked") else "   (against reference())"
-        console.print(labelled(f"result       {outcome.check.text}{against}", _STYLES[outcome.check.verdict]))
-    for line in rest:
-        console.print(labelled(line))
-    _show_findings(console, outcome.findings, is_alone=result is None)
-    if outcome.fault is not None:
-        console.print(styled(outcome.fault, "red"))
-    if result is not None:
-        glyphs = BLOCKS if can_show(console, "".join(BLOCKS)) else ASCII
-        width = min(console.width, 160) if console.is_terminal else _WIDTH
-        lines = timeline(result, width, glyphs=glyphs)
-        if lines:
-            console.print()
-        for line in lines:
-            console.print(Text(plain(line)))
+from tpusim.cli.console import make_console, one_line
+from tpusim.cli.options import (
+    Chip,
+    Cores,
+    Data,
+    DtypeText,
+    Faults,
+    File,
+    Html,
+    LayoutText,
+    MeshText,
+    Overrides,
+    Params,
+    Replay,
+    ScheduleText,
+    Seed,
+    ShapeText,
+    SliceText,
+)
+from tpusim.cli.progress import RunProgress
+from tpusim.cli.request import check_writable, make_job
+from tpusim.cli.show import show
+from tpusim.errors import OptionError
+from tpusim.job import run_job
+from tpusim.report import write_report
+from tpusim.report.frame import need_bokeh
 
 
-def _place_line(outcome: Outcome) -> str:
-    place = outcome.place
-    if place is None:
-        return outcome.job.file
-    mesh = ", ".join(f"{axis}={size}" for axis, size in place.axis_sizes.items())
-    if outcome.job.backend == "interpret":
-        return f"JAX's TPU interpret mode, mesh {mesh}: data alone, no time"
-    return f"{place.slice}, mesh {mesh}"
+def report(
+    file: File,
+    html: Html,
+    slice_: SliceText = None,
+    mesh: MeshText = None,
+    shape: ShapeText = None,
+    dtype: DtypeText = None,
+    seed: Seed = None,
+    param: Params = None,
+    set_: Overrides = None,
+    layout: LayoutText = None,
+    cores: Cores = None,
+    data: Data = None,
+    schedule: ScheduleText = None,
+    fault: Faults = None,
+    replay: Replay = None,
+    chip: Chip = None,
+) -> None:
+    """Run a kernel and write what there is to see as one HTML page that opens offline.
 
-
-def _show_printed(console: Console, printed: Sequence[str]) -> None:
-    for line in printed[:_MOST_PRINTED]:
-        console.print(styled(line))
-    if len(printed) > _MOST_PRINTED:
-        console.print(styled(f"... and {len(printed) - _MOST_PRINTED} more lines that the kernel printed", "dim"))
-
-
-def _show_findings(console: Console, findings: Sequence[Finding], *, is_alone: bool) -> None:
-    if not findings:
-        if not is_alone:
-            console.print(labelled("findings     none"))
-        return
-    for finding in findings[:_MOST_FINDINGS]:
-        is_error = finding.severity is Severity.ERROR
-        # before a run there is no schedule to replay
-        console.print(styled(str(finding) if is_alone else finding.explain(), "red" if is_error else "yellow"))
-    if len(findings) > _MOST_FINDINGS:
-        console.print(styled(f"... and {len(findings) - _MOST_FINDINGS} more findings; --json has them all", "dim"))
+    Exit status: 0 right; 1 a finding of severity error or a wrong result; 2 bad arguments; 3 not modelled,
+    or not possible on this computer.  The page is written for a failed run, too.
+    """
+    need_bokeh()
+    check_writable(html)
+    job = make_job(
+        file, slice=slice_, mesh=mesh, shape=shape, dtype=dtype, seed=seed, param=param, set=set_, layout=layout,
+        cores=cores, data=data, schedule=schedule, faults=fault, replay=replay, chip=chip, detail=True,
+    )  # fmt: skip
+    with RunProgress() as progress:
+        outcome = run_job(job, progress)
+    if outcome.result is None:
+        typer.echo(f"Error: no report, there is no run to show: {one_line(outcome.problem)}", err=True)
+        raise typer.Exit(outcome.status)
+    try:
+        write_report(outcome.result, html, title=file, check=outcome.check.text if outcome.check else None)
+    except OSError as error:
+        raise OptionError(f"cannot write {html}: {error.strerror}") from None
+    show(make_console(), outcome)
+    typer.echo(f"report       {html}")
+    raise typer.Exit(outcome.status)

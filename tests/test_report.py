@@ -1,0 +1,270 @@
+"""The HTML report: complete, escaped, self-contained, and right when a browser draws it."""
+
+import io
+import re
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from simulating import run
+
+from tpusim import SemaphoreType, make_async_copy
+from tpusim.errors import DeadlockError, OptionError
+from tpusim.kernel_file import load_file
+from tpusim.native import simulate
+from tpusim.trace.steps import Steps
+
+pytest.importorskip("bokeh", reason="needs Bokeh: pip install 'tpusim[report]'")
+
+from browser import Page, needs_chromium
+
+from tpusim.report import page, write_report
+from tpusim.report.marks import marks
+from tpusim.report.style import LOOKS
+
+KERNELS = Path(__file__).parents[1] / "kernels"
+DMA = SemaphoreType.DMA
+EVIL = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
+
+
+def simulated(name, devices, slice_, **options):
+    loaded = load_file(str(KERNELS / f"{name}.py"))
+    return simulate(loaded.kernel, loaded.inputs(devices=devices), {"slice": slice_, **options}, detail=True)
+
+
+class Outline(HTMLParser):
+    """Ids, open tags and text outside of scripts."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.ids, self.open, self.loads, self.text = [], [], [], []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        self.ids += [given["id"]] if "id" in given else []
+        self.loads += [given[name] for name in ("src", "href") if name in given and not given[name].startswith("#")]
+        if tag not in ("meta", "img", "br", "link"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] not in ("script", "style"):
+            self.text.append(data)
+
+
+def test_a_page_has_every_part_and_loads_nothing():
+    result = simulated("all_gather_matmul", 4, "v5e:2x2")
+    text = page(result, title="ring & co", check="equal")
+    outline = Outline(text)
+    assert not outline.open
+    assert not outline.loads
+    assert {"timeline", "time", "path", "links", "findings", "source", "memory", "verdict"} <= set(outline.ids)
+    words = " ".join(outline.text)
+    assert "ring & co" in words
+    assert str(result.time) in words
+    assert "exposed copy: transfer, ICI link" in words
+    assert "semaphore_wait(barrier, 2)" in words
+    assert "VMEM: 1.2 MiB of 16.0 MiB" in words
+    assert not re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=", text)
+
+
+def test_a_run_that_deadlocks_has_a_page():
+    def kernel(x_ref, o_ref, sem):
+        make_async_copy(x_ref, o_ref, sem).wait()
+
+    with pytest.raises(DeadlockError) as caught:
+        run(kernel, np.ones((8, 128), np.float32), scratch_shapes=(DMA,))
+    words = " ".join(Outline(page(caught.value.result)).text)
+    assert "1 error" in words
+    assert "deadlock" in words
+    assert "make_async_copy(x_ref, o_ref, sem).wait()" in words
+
+
+def evil_page(folder):
+    """The page of a kernel whose file name and source try to become HTML."""
+    path = folder / "<img src=x onerror='window.hacked = 1'>.py"
+    path.write_text(
+        f"""
+import numpy as np
+import tpusim
+def body(x_ref, o_ref, sem):
+    copy = tpusim.make_async_copy(x_ref, o_ref, sem)
+    copy.start()  # {EVIL}
+    copy.wait()
+kernel = tpusim.Kernel(
+    body, out_shape=lambda x: x, in_specs=tpusim.HBM, out_specs=tpusim.HBM,
+    scratch_shapes=(tpusim.SemaphoreType.DMA,), name={EVIL!r},
+)
+def inputs():
+    return (np.ones((8, 128), np.float32),)
+"""
+    )
+    loaded = load_file(str(path))
+    result = simulate(loaded.kernel, loaded.inputs(), {"mesh": 1}, detail=True)
+    file = folder / "evil.html"
+    write_report(result, file, title=f"{path} {EVIL}", check=EVIL)
+    return file
+
+
+def test_text_of_users_is_escaped(tmp_path):
+    text = evil_page(tmp_path).read_text()
+    assert "window.hacked = 1</script>" not in text
+    assert "<img" not in text.replace("'<img", "")
+    assert EVIL in "".join(Outline(text).text)
+
+
+def test_a_large_run_is_drawn_with_fewer_marks():
+    steps = Steps(simulated("all_to_all", 16, "v5e:4x4", checks="none"))
+    every = marks(steps)
+    assert not every.merged
+    few = marks(steps, most=300, most_devices=8)
+    assert few.hidden_devices == 8
+    assert few.merged > 300 >= few.count
+    for kind, found in few.by_kind.items():
+        whole = [mark for mark in every.by_kind[kind] if mark.device < 8]
+        assert bool(found) == bool(whole)
+        for mark in found:
+            assert 0 < mark.share <= 1
+            # whatever it stands for lies inside it
+            assert any(m.device == mark.device and m.from_ps == mark.from_ps for m in whole)
+        if whole:
+            assert min(m.from_ps for m in found) == min(m.from_ps for m in whole)
+            assert max(m.to_ps for m in found) == max(m.to_ps for m in whole)
+    widths = {kind: sum(m.to_ps - m.from_ps for m in found) for kind, found in every.by_kind.items()}
+    assert widths["remote"] == sum(c.read_ps - c.begin_ps for c in steps.result.trace.copies if c.hops)
+
+
+def test_without_bokeh_the_error_names_the_command(monkeypatch):
+    result = simulated("right_permute", 4, "v5e:2x2")
+    monkeypatch.setitem(sys.modules, "bokeh", None)
+    with pytest.raises(OptionError) as caught:
+        page(result)
+    assert str(caught.value) == "reports are drawn with Bokeh, which is not installed: pip install 'tpusim[report]'"
+
+
+# -- in a browser -----------------------------------------------------------------------------------
+
+READY = "Bokeh.documents.length > 0 && Bokeh.documents[0].is_idle"
+FIGURE = "Bokeh.documents[0].get_model_by_name('timeline')"
+
+
+def pixels(png):
+    from PIL import Image
+
+    return np.asarray(Image.open(io.BytesIO(png)).convert("RGB"), dtype=np.int16)
+
+
+def amount(picture, colour, near=12):
+    """How many pixels have about this colour."""
+    wanted = np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)])
+    return int((np.abs(picture - wanted).max(axis=2) <= near).sum())
+
+
+def box(tab, selector):
+    """Where an element is on the screen, after it has been scrolled there."""
+    tab.run(f"document.querySelector({selector!r}).scrollIntoView({{block: 'center', behavior: 'instant'}})")
+    script = "(({x, y, width, height}) => ({x, y, width, height}))(document.querySelector(%r).getBoundingClientRect())"
+    return tab.run(script % selector)
+
+
+def seen(tab):
+    """The timeline as it is drawn now."""
+    tab.wait_for(READY)
+    place = tab.run(
+        "(() => { const b = document.querySelector('#timeline').getBoundingClientRect(); return {x: b.x + scrollX, "
+        "y: b.y + scrollY, width: b.width, height: b.height} })()"
+    )
+    return pixels(tab.picture(clip=place))
+
+
+@needs_chromium
+def test_a_browser_draws_the_page_and_clicks_work(tmp_path):
+    file = tmp_path / "report.html"
+    write_report(simulated("all_gather_matmul", 4, "v5e:2x2"), file, title="all-gather matmul")
+    with Page(file, tmp_path / "profile") as tab:
+        tab.wait_for(READY)
+        assert tab.run("document.title") == "all-gather matmul: tpusim report"
+        whole = seen(tab)
+        for kind in ("compute", "copy_wait", "signal_wait", "remote", "local", "hops"):
+            assert amount(whole, LOOKS[kind].colour) > 500, kind
+        # the ICI transfers are most of the run: their lanes take most of the width
+        columns = (np.abs(whole - np.array([0x12, 0x85, 0x7C])).max(axis=2) <= 12).any(axis=0)
+        assert 0.4 < columns.mean() < 0.9
+
+        # a link of the critical path shows itself in the timeline
+        box(tab, "#chain-links summary")
+        tab.run("document.querySelector('#chain-links summary').click()")
+        tab.run("document.querySelector('#chain-links tr.go:nth-child(5)').click()")
+        start, end = tab.run(f"[{FIGURE}.x_range.start, {FIGURE}.x_range.end]")
+        row = tab.run(
+            "(({from, to}) => [+from, +to])(document.querySelector('#chain-links tr.go:nth-child(5)').dataset)"
+        )
+        assert 0 <= start < row[0] < row[1] < end < 10
+        closer = seen(tab)
+        assert np.abs(closer[: whole.shape[0]] - whole).max() > 100
+
+        # the wheel zooms, and the button shows everything again
+        place = box(tab, "#timeline .bk-Figure")
+        middle = place["x"] + place["width"] / 2, place["y"] + place["height"] / 2
+        tab.mouse("mouseMoved", *middle)
+        tab.mouse("mouseWheel", *middle, deltaX=0, deltaY=-240)
+        tab.wait_for(f"{FIGURE}.x_range.end - {FIGURE}.x_range.start < {end - start} * 0.99")
+        button = box(tab, "#timeline button")
+        tab.click(button["x"] + button["width"] / 2, button["y"] + button["height"] / 2)
+        tab.wait_for(f"{FIGURE}.x_range.start == 0")
+        assert amount(seen(tab), LOOKS["remote"].colour) == pytest.approx(
+            amount(whole, LOOKS["remote"].colour), rel=0.05
+        )
+        assert not tab.problems
+
+
+@needs_chromium
+def test_a_mark_under_the_mouse_says_what_it_is_and_nothing_runs(tmp_path):
+    with Page(evil_page(tmp_path), tmp_path / "profile") as tab:
+        tab.wait_for(READY)
+        place = box(tab, "#timeline .bk-Figure")
+        find = """(() => { const all = (root) => [...root.querySelectorAll('*')].flatMap(
+            (e) => e.shadowRoot ? [e, ...all(e.shadowRoot)] : [e]);
+            return all(document).filter((e) => e.className === 'bk-tooltip-content' || e.matches('.bk-Tooltip'))
+            .map((e) => (e.shadowRoot || e).textContent).join(' ') })()"""
+        for step in range(40):
+            tab.mouse(
+                "mouseMoved", place["x"] + place["width"] * (0.15 + 0.02 * step), place["y"] + place["height"] * 0.62
+            )
+            if "us" in (tab.run(find) or ""):
+                break
+        said = tab.run(find)
+        assert "x_ref (0,) → o_ref (0,), 4.0 KiB" in said
+        assert tab.run("window.hacked === undefined")
+        assert not tab.problems
+
+
+@needs_chromium
+def test_sixty_four_chips_with_all_their_copies_open_and_pan(tmp_path):
+    result = simulated("all_to_all", 64, "v5e:8x8", checks="none", data=False)
+    assert len([copy for copy in result.trace.copies if copy.hops]) == 4032
+    file = tmp_path / "report.html"
+    write_report(result, file)
+    with Page(file, tmp_path / "profile") as tab:
+        tab.wait_for(READY)
+        whole = seen(tab)
+        assert amount(whole, LOOKS["remote"].colour, near=60) > 5000  # lanes thinner than a pixel are mixed with white
+        place = box(tab, "#timeline .bk-Figure")
+        x, y = place["x"] + place["width"] / 2, place["y"] + place["height"] / 2
+        tab.mouse("mouseMoved", x, y)
+        tab.mouse("mouseWheel", x, y, deltaX=0, deltaY=-600)
+        tab.wait_for(f"{FIGURE}.x_range.start > 0")
+        before = tab.run(f"{FIGURE}.x_range.start")
+        tab.mouse("mousePressed", x, y, button="left", clickCount=1)
+        for step in range(1, 9):
+            tab.mouse("mouseMoved", x + 10 * step, y, button="left", buttons=1)
+        tab.mouse("mouseReleased", x + 80, y, button="left", clickCount=1)
+        tab.wait_for(f"{FIGURE}.x_range.start < {before}")
+        assert np.abs(seen(tab) - whole).max() > 100
+        assert not tab.problems
