@@ -14,7 +14,7 @@ from rich.table import Table
 from tpusim.chips import parse_set
 from tpusim.cli.console import make_console, plain, styled
 from tpusim.cli.options import Checks, Chip, Cores, LayoutText, Overrides
-from tpusim.cli.run import check_writable, parse_layout
+from tpusim.cli.request import check_writable, parse_layout
 from tpusim.errors import OptionError
 from tpusim.job import Status
 from tpusim.sweep import Sweep, run_sweep
