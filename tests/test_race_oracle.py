@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from race_oracle import explore, has_late_senders, observe, outside, programs, racing, reported
 
 from tpusim.findings import Kind
-from tpusim.judges.ranges import RegionIndex
+from tpusim.machine.overlaps import RegionIndex
 from tpusim.machine.memory import BufferSpec, Tiling
 from tpusim.specs import MemorySpace
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tpusim.errors import OptionError
+from tpusim.machine.memory import SpecCache
 
 if TYPE_CHECKING:
     from tpusim.result import Result
@@ -60,6 +61,8 @@ class Kernel:
         self.vmem_limit_bytes = vmem_limit_bytes
         self.input_output_aliases = dict(input_output_aliases or {})
         self.name: str = name or str(getattr(fn, "__name__", "kernel"))
+        self.specs: SpecCache = SpecCache()
+        """Buffers of the simulated runs so far."""
 
     def __repr__(self) -> str:
         return f"Kernel({self.name}, axes={self.axes})"

@@ -22,7 +22,7 @@ import numpy as np
 
 from tpusim.judges.clocks import NEVER, Access, CoreClock, Counter
 from tpusim.judges.race_report import Later, RaceReporter
-from tpusim.judges.ranges import Conflict, RegionIndex, Shadow, index_for
+from tpusim.judges.ranges import Conflict, Shadow
 from tpusim.judges.stall import can_overlap
 from tpusim.machine.dma import Copy
 from tpusim.machine.semaphores import Semaphore, SemaphoreSpec
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tpusim.machine.calls import Call
     from tpusim.machine.core import Core
     from tpusim.machine.machine import Machine
-    from tpusim.machine.memory import Buffer, BufferSpec, Region
+    from tpusim.machine.memory import Buffer, Region
 
 LEFT = NEVER + 1
 """In place of the clock at which a device entered a call: it has left it."""
@@ -50,7 +50,6 @@ class RaceJudge(Observer):
         self._clocks: list[CoreClock] = []
         self._counters: dict[Semaphore, Counter] = {}
         self._shadows: dict[Buffer, Shadow] = {}
-        self._indices: dict[BufferSpec, RegionIndex] = {}
         self._entries: dict[Call | None, list[int]] = {}
         self._arrivals: dict[Call | None, list[int]] = {}
         """As ``_entries``, for ever."""
@@ -230,7 +229,7 @@ class RaceJudge(Observer):
     def _shadow(self, buffer: Buffer) -> Shadow:
         found = self._shadows.get(buffer)
         if found is None:
-            found = self._shadows[buffer] = Shadow(index_for(self._indices, buffer.spec), buffer.device)
+            found = self._shadows[buffer] = Shadow(buffer.spec.index, buffer.device)
         return found
 
     def _judge(self, conflicts: Sequence[Conflict], clock: CoreClock, later: Later) -> None:

@@ -11,17 +11,14 @@ comes after them too, and one that does not is a race with the later one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import product
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from tpusim.judges.clocks import NEVER, Access, CoreClock
 
 if TYPE_CHECKING:
-    from tpusim.machine.memory import BufferSpec, Region
-
-Links: TypeAlias = "dict[Region, bool]"
-"""The other regions that one overlaps, and whether they lie within it."""
+    from tpusim.machine.memory import Region
+    from tpusim.machine.overlaps import Links, RegionIndex
 
 
 class Conflict(NamedTuple):
@@ -33,59 +30,6 @@ class Conflict(NamedTuple):
 
 
 NONE: Sequence[Conflict] = ()
-
-
-class RegionIndex:
-    """The regions of one buffer that have occurred, hashed by where they lie.
-
-    Regions of equal extents share a grid with cells of that size, so a query looks at two cells a dimension
-    for regions like itself, and never at more regions than there are.
-    """
-
-    def __init__(self) -> None:
-        self.links: dict[Region, Links] = {}
-        self._classes: dict[tuple[int, ...], dict[tuple[int, ...], list[Region]]] = {}
-
-    def links_of(self, region: Region) -> Links:
-        """What ``region`` overlaps, now and (the same object) whenever more regions occur."""
-        found = self.links.get(region)
-        if found is None:
-            found = self.links[region] = self._add(region)
-        return found
-
-    def _add(self, region: Region) -> Links:
-        links: Links = {}
-        for other in self._near(region):
-            if region.overlaps(other):
-                links[other] = _within(other, region)
-                self.links[other][region] = _within(region, other)
-        extents = tuple((size - 1) * stride + 1 for _, size, stride in region.box)
-        place = tuple(start // extent for (start, _, _), extent in zip(region.box, extents, strict=True))
-        self._classes.setdefault(extents, {}).setdefault(place, []).append(region)
-        return links
-
-    def _near(self, region: Region) -> Iterator[Region]:
-        for extents, grid in self._classes.items():
-            sides = []
-            cells = 1
-            for (start, size, stride), extent in zip(region.box, extents, strict=True):
-                side = range((start - extent + 1) // extent, (start + (size - 1) * stride) // extent + 1)
-                sides.append(side)
-                cells *= len(side)
-            if cells > len(grid):
-                for regions in grid.values():
-                    yield from regions
-            else:
-                for place in product(*sides):
-                    yield from grid.get(place, ())
-
-
-def _within(inner: Region, outer: Region) -> bool:
-    """Whether every element of ``inner`` is one of ``outer``."""
-    for (a, n, s), (b, m, t) in zip(inner.box, outer.box, strict=True):
-        if a < b or a + (n - 1) * s > b + (m - 1) * t or (a - b) % t or (n > 1 and s % t):
-            return False
-    return True
 
 
 class Cell:
@@ -225,11 +169,3 @@ class Shadow:
             if not core.knows(read):
                 found = [*found, Conflict(read, False, region)]
         return found
-
-
-def index_for(indices: dict[BufferSpec, RegionIndex], spec: BufferSpec) -> RegionIndex:
-    """The index of a buffer's regions, made when first asked for."""
-    found = indices.get(spec)
-    if found is None:
-        found = indices[spec] = RegionIndex()
-    return found

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tpusim.findings import Finding, Kind, Where
-from tpusim.machine.memory import Buffer, BufferSpec, fresh_array, memory_table, sentinel
+from tpusim.machine.memory import Buffer, BufferSpec, SpecCache, fresh_array, memory_table, sentinel
 from tpusim.machine.semaphores import Semaphore, SemaphoreSpec
 from tpusim.specs import MemoryRef, MemorySpace, ScratchType, SemaphoreType
 from tpusim.units import format_bytes
@@ -36,12 +36,18 @@ class Call:
     """Buffers and semaphores of one kernel call, on every device of the machine."""
 
     def __init__(
-        self, machine: Machine, name: str, vmem_limit_bytes: int | None = None, where: Where | None = None
+        self,
+        machine: Machine,
+        name: str,
+        vmem_limit_bytes: int | None = None,
+        where: Where | None = None,
+        known: SpecCache | None = None,
     ) -> None:
         self.machine = machine
         self.name = name
         self.where = where
         self.specs: list[BufferSpec] = []
+        self._known = None if known is None else known.on(machine.chip)
         self.semaphore_specs: list[SemaphoreSpec] = []
         devices = len(machine.cores)
         self.buffers: list[list[Buffer]] = [[] for _ in range(devices)]
@@ -72,10 +78,7 @@ class Call:
         ``slots``: how many of it a device has; the caller makes the others and exchanges them in the table.
         """
         machine = self.machine
-        spec = BufferSpec(
-            len(self.specs), name, ref.space, ref.shape, ref.dtype, machine.tiling,
-            is_operand=is_operand, initialised=initialised, scope=scope, slots=slots,
-        )  # fmt: skip
+        spec = self._spec(name, ref, is_operand, initialised, scope, slots)
         self.specs.append(spec)
         self._occupy(spec, scope)
         keep = machine.data or spec.space is MemorySpace.SMEM
@@ -86,6 +89,22 @@ class Call:
             buffer.alive = scope is None
             table.append(buffer)
         return spec
+
+    def _spec(
+        self, name: str, ref: MemoryRef, is_operand: bool, initialised: bool, scope: Scope | None, slots: int
+    ) -> BufferSpec:
+        """The static side of the next buffer, perhaps of an earlier run."""
+        known = self._known if scope is None else None
+        key = (len(self.specs), name, ref, is_operand, initialised, slots)
+        found = known.get(key) if known is not None else None
+        if found is None:
+            found = BufferSpec(
+                len(self.specs), name, ref.space, ref.shape, ref.dtype, self.machine.tiling,
+                is_operand=is_operand, initialised=initialised, scope=scope, slots=slots,
+            )  # fmt: skip
+            if known is not None:
+                known[key] = found
+        return found
 
     def add_semaphores(
         self, name: str, kind: SemaphoreType, shape: tuple[int, ...], *, scoped: bool = False

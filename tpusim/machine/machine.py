@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from tpusim.machine.clock import make_clock
 from tpusim.machine.core import Core
 from tpusim.machine.dma import CORE, SOLVE
 from tpusim.machine.fabric import Fabric
-from tpusim.machine.memory import Region, Tiling
+from tpusim.machine.memory import Region, SpecCache, Tiling
 from tpusim.machine.reports import Reporting
 from tpusim.machine.semaphores import Semaphore, SemaphoreSpec
 from tpusim.machine.timing import Timing
@@ -91,9 +92,18 @@ class Machine(Reporting):
     def _wire(self) -> Wiring:
         return Wiring(self.slice, self.devices, self.timing)
 
-    def new_call(self, name: str, vmem_limit_bytes: int | None = None, where: Where | None = None) -> Call:
-        """A call of a kernel, defined at ``where``, on all devices; add its buffers and semaphores, then launch it."""
-        call = self.call_type(self, name, vmem_limit_bytes, where)
+    def new_call(
+        self,
+        name: str,
+        vmem_limit_bytes: int | None = None,
+        where: Where | None = None,
+        known: SpecCache | None = None,
+    ) -> Call:
+        """A call of a kernel, defined at ``where``, on all devices; add its buffers and semaphores, then launch it.
+
+        ``known``: what earlier runs of the kernel declared.
+        """
+        call = self.call_type(self, name, vmem_limit_bytes, where, known)
         self.calls.append(call)
         return call
 
@@ -190,17 +200,13 @@ class Machine(Reporting):
         the error of a finding, ``LivelockError`` past ``max_events`` or ``max_time``, and
         ``InterruptedRunError`` on Ctrl-C.
         """
-        enabled = gc.isenabled()
-        gc.disable()
         try:
-            while self._run_some() or self._release():
-                if progress is not None:
-                    progress(self.env.now, self.events)
+            with no_collection():
+                while self._run_some() or self._release():
+                    if progress is not None:
+                        progress(self.env.now, self.events)
         except KeyboardInterrupt as error:
             raise InterruptedRunError(self.livelock_finding("interrupted"), findings=self.findings) from error
-        finally:
-            if enabled:
-                gc.enable()
 
     def _release(self) -> bool:
         """Let happen what was held until nothing else moves; false where there is nothing."""
@@ -242,6 +248,18 @@ class Machine(Reporting):
         if ran < count:
             self.report_past_limit()
         return True
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Keep the garbage collector away: a run keeps nearly all it makes, so looking through it finds nothing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class _Exit:

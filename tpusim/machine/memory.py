@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tpusim.errors import OptionError, OutOfBoundsError, ShapeMismatchError
+from tpusim.machine.overlaps import RegionIndex
 from tpusim.specs import MemorySpace
 from tpusim.units import format_bytes
 
 if TYPE_CHECKING:
+    from tpusim.chips import ChipSpec
     from tpusim.machine.calls import Call
     from tpusim.machine.dma import Copy
     from tpusim.machine.wiring import Route
@@ -50,7 +52,7 @@ class BufferSpec:
     """
 
     __slots__ = (
-        "bits", "dtype", "home", "initialised", "is_operand", "name", "nbytes", "padded_bytes", "position",
+        "bits", "dtype", "home", "index", "initialised", "is_operand", "name", "nbytes", "padded_bytes", "position",
         "scope", "shape", "slots", "space", "space_code", "sublanes", "tiling", "whole",
     )  # fmt: skip
 
@@ -73,6 +75,8 @@ class BufferSpec:
         self.scope = scope
         self.home: Call | None = None
         """The call with whose entry it begins to live, for one that a call hands to later ones."""
+        self.index = RegionIndex()
+        """Which of its regions overlap."""
         self.slots = slots
         self.position = position
         self.name = name
@@ -108,6 +112,25 @@ class BufferSpec:
 
     def __repr__(self) -> str:
         return f"{self.name}: {self.space.name} {self.dtype.name}{list(self.shape)}"
+
+
+class SpecCache:
+    """The buffer declarations of one program, kept from run to run, and with them every region made of them.
+
+    They hold for one chip (its tiles, and prices of loads and stores); another one starts anew.
+    """
+
+    __slots__ = ("_chip", "_specs")
+
+    def __init__(self) -> None:
+        self._chip: ChipSpec | None = None
+        self._specs: dict[Any, BufferSpec] = {}
+
+    def on(self, chip: ChipSpec) -> dict[Any, BufferSpec]:
+        """Those for a chip, by what they declare."""
+        if chip is not self._chip:
+            self._chip, self._specs = chip, {}
+        return self._specs
 
 
 def element_bits(dtype: np.dtype[Any]) -> int:

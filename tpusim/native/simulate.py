@@ -18,6 +18,7 @@ from tpusim.errors import FindingError, OptionError
 from tpusim.findings import Finding, Kind, Where, where_of
 from tpusim.judges.deadlock import device_ranges
 from tpusim.launch import entry_barrier, placed
+from tpusim.machine.machine import no_collection
 from tpusim.machine.memory import BufferSpec, fresh_array, holds_sentinel
 from tpusim.machine.semaphores import SemaphoreSpec
 from tpusim.native.blocks import as_index_map
@@ -51,18 +52,19 @@ def simulate(
     the same arrays, each device entering the next as soon as it has left one; the outputs are the last one's.
     """
     chosen = RunOptions.of(options)
-    session = Session(chosen, kernel.axes, detail=detail, observers=observers)
-    try:
-        programs = [Program(kernel, arrays, session) for _ in range(calls)]
-    except FindingError as error:
-        session.abandon(error)
-        raise
-    *before, last = programs
-    last.launch(before)
-    try:
-        return session.finish(last.outputs, last.unused_descriptors, progress)
-    finally:
-        last.close()
+    with no_collection():
+        session = Session(chosen, kernel.axes, detail=detail, observers=observers)
+        try:
+            programs = [Program(kernel, arrays, session) for _ in range(calls)]
+        except FindingError as error:
+            session.abandon(error)
+            raise
+        *before, last = programs
+        last.launch(before)
+        try:
+            return session.finish(last.outputs, last.unused_descriptors, progress)
+        finally:
+            last.close()
 
 
 class Program:
@@ -87,7 +89,7 @@ class Program:
         self.declared: Declared = resolve(kernel, shapes, self.axis_sizes)
         self.scanned: Scanned = scan(kernel.fn, self.declared, self.axis_sizes)
         self._check_collective_id()
-        self.call = self.machine.new_call(kernel.name, kernel.vmem_limit_bytes, _definition(kernel.fn))
+        self.call = self.machine.new_call(kernel.name, kernel.vmem_limit_bytes, _definition(kernel.fn), kernel.specs)
         self.names = parameter_names(kernel.fn)
         self.pipeline = Pipeline((kernel.fn.__code__, 0))
         self.streams: dict[int, Stream] = {}

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 
 from tpusim.errors import OptionError
+from tpusim.machine.machine import no_collection
 from tpusim.observe import Observer
 from tpusim.options import RunOptions
 from tpusim.pallas import internals
@@ -67,6 +68,10 @@ class CapturedProgram:
             raise OptionError("an argument is a jax.ShapeDtypeStruct: only a run with data=False needs no arrays")
         closed, out_tree, avals = self._trace(leaves, tree, arrays)
         self.result = None
+        with no_collection():
+            return self._run(closed, out_tree, avals, arrays)
+
+    def _run(self, closed: Any, out_tree: Any, avals: list[Any], arrays: list[Any]) -> Any:
         run = Run(self._program, closed, self.options, detail=self.detail, calls=self.calls, observers=self.observers)
         try:
             self.result = run.simulate(arrays)

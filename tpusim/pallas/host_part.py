@@ -40,6 +40,14 @@ class Program:
     def __init__(self) -> None:
         self.plans = Plans()
         self._kernels: dict[Any, tuple[Any, CapturedKernel]] = {}
+        self._meshes: dict[int, tuple[Any, dict[str, int]]] = {}
+
+    def mesh(self, jaxpr: Any) -> dict[str, int]:
+        """Sizes of the mesh axes of a trace."""
+        found = self._meshes.get(id(jaxpr))
+        if found is None:
+            found = self._meshes[id(jaxpr)] = (jaxpr, mesh_of(jaxpr))
+        return found[1]
 
     def kernel(self, eqn: Any, axis_sizes: dict[str, int], data: bool) -> CapturedKernel:
         """The lowered kernel of an equation."""
@@ -67,7 +75,7 @@ class Run:
         self.calls = calls
         """How often the program is executed; devices wait for each other in between only where it says so."""
         self.jaxpr, self.consts = internals.open_jaxpr(closed)
-        self.axis_sizes = mesh_of(self.jaxpr)
+        self.axis_sizes = program.mesh(self.jaxpr)
         chosen = RunOptions.of({**options, "mesh": self.axis_sizes})
         self.session = Session(chosen, tuple(self.axis_sizes), detail=detail, observers=observers)
         self.machine = self.session.machine

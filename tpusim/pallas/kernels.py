@@ -14,8 +14,9 @@ from tpusim.launch import Suspend, entry_barrier, placed
 from tpusim.machine.calls import Scope
 from tpusim.machine.core import Core
 from tpusim.machine.machine import Machine
-from tpusim.machine.memory import BufferSpec, fresh_array
+from tpusim.machine.memory import BufferSpec, SpecCache, fresh_array
 from tpusim.machine.semaphores import SemaphoreSpec
+from tpusim.machine.timing import Timing
 from tpusim.pallas import control_rules, internals, memory_rules, random_rules, sync_rules
 from tpusim.pallas.frame import Frame
 from tpusim.pallas.handover import HandedArrays, HandedSemaphores, outlive
@@ -51,7 +52,10 @@ class CapturedKernel:
             aliases={contents.num_prefetch + contents.num_inputs + out: source for source, out in contents.aliases},
         ).out
         self.bind = self.lowered.compile()
+        self.specs = SpecCache()
+        """Buffers of the calls so far."""
         self._segments: list[Any] | None = None
+        self._bound: tuple[list[Any], list[int], Any] = ([], [], None)
 
     def segments(self) -> list[Any]:
         """The compiled array segments, made when first needed."""
@@ -59,6 +63,18 @@ class CapturedKernel:
             # Without data only what follows from scalars is computed: the rest is never asked for.
             self._segments = [s.function() if self.data or s.is_known else None for s in self.lowered.segments]
         return self._segments
+
+    def program(self, items: Sequence[BufferSpec | SemaphoreSpec], timing: Timing, share: int) -> Any:
+        """What runs on each device, for these buffers and semaphores; the last one again where they are the same."""
+        lowered = self.lowered
+        wholes = [item.whole if isinstance(item, BufferSpec) else None for item in items]
+        positions = [item.position for item in items]
+        known, at, found = self._bound
+        if found is None or positions != at or any(new is not old for new, old in zip(wholes, known, strict=True)):
+            prices = [timing.cycles(segment.cycles(timing.costs) / share) for segment in lowered.segments]
+            found = self.bind(positions, wholes, self.segments(), lowered.sites, lowered.consts, prices)
+            self._bound = wholes, positions, found
+        return found
 
     def where_in_source(self, traceback: TracebackType | None) -> Where | None:
         """The user's line behind the innermost generated line of a traceback."""
@@ -111,10 +127,14 @@ class KernelInstance:
         self.machine = machine
         self.log = log
         contents, lowered, timing = kernel.contents, kernel.lowered, machine.timing
-        self.call = call = machine.new_call(contents.name, contents.vmem_limit_bytes, kernel.where)
-        self.operands = operands = Operands(kernel, call, timing)
         first_output = contents.num_prefetch + contents.num_inputs
-        if any(position >= first_output for position in operands.semaphores):
+        hands_over = any(
+            kind.semaphore is not None for _, kind in lowered.arguments[first_output:][: contents.num_outputs]
+        )
+        known = None if hands_over else kernel.specs
+        self.call = call = machine.new_call(contents.name, contents.vmem_limit_bytes, kernel.where, known)
+        self.operands = operands = Operands(kernel, call, timing)
+        if hands_over:
             outlive(call, [*operands.semaphores.values(), *(array for array in operands.arrays if array is not None)])
         items: list[BufferSpec | SemaphoreSpec] = list(self.operands.arguments)
         for name, kind in lowered.arguments[len(items) :]:
@@ -140,12 +160,8 @@ class KernelInstance:
         # Two cores that act as one device share the steps of a parallel dimension: each takes half of the time.
         cores = timing.chip.core.tensorcores_per_chip.integer // machine.slice.devices_per_chip
         self.share = cores if any(contents.parallel) else 1
-        prices = [timing.cycles(segment.cycles(timing.costs) / self.share) for segment in lowered.segments]
         self.control_ps = control_ps(timing, len(contents.grid), self.share)
-        positions = [item.position for item in items]
-        wholes = [item.whole if isinstance(item, BufferSpec) else None for item in items]
-        segments = kernel.segments()
-        self.program = kernel.bind(positions, wholes, segments, lowered.sites, lowered.consts, prices)
+        self.program = kernel.program(items, timing, self.share)
 
     def run(self, core: Core, suspend: Suspend, values: Sequence[Any]) -> list[Any]:
         """The kernel on one device: operand arrays in, result arrays out (``None`` without data)."""

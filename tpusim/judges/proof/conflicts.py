@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tpusim.judges.proof.record import Met, Moved, Peeked, Recorder, Signalled, Touched
 from tpusim.judges.proof.tokens import Core, Leg, Question, Stall, TokenSystem
-from tpusim.judges.ranges import RegionIndex, index_for
 from tpusim.machine.dma import Copy
 from tpusim.specs import SemaphoreType
 
@@ -109,7 +108,6 @@ class Conflicts:
         self._open: defaultdict[Semaphore, list[Access]] = defaultdict(list)
         """Legs that no wait has settled."""
         self._cells: dict[Buffer, dict[Region, Cell]] = {}
-        self._indices: dict[BufferSpec, RegionIndex] = {}
         self._calls: list[Call | None] = [None] * devices
         self._entries: dict[Any, Access] = {}
         self._asked: set[tuple[Access, int, Any]] = set()
@@ -267,7 +265,7 @@ class Conflicts:
             cells = self._cells[buffer] = {}
         cell = cells.get(region)
         if cell is None:
-            cell = cells[region] = Cell(index_for(self._indices, buffer.spec).links_of(region))
+            cell = cells[region] = Cell(buffer.spec.index.links_of(region))
         return cells, cell
 
     def _read(self, access: Access, buffer: Buffer, region: Region, *, is_load: bool) -> None:
