@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from race_oracle import explore, has_late_senders, observe, outside, programs, racing, reported
 
 from tpusim.findings import Kind
-from tpusim.machine.overlaps import RegionIndex
 from tpusim.machine.memory import BufferSpec, Tiling
+from tpusim.machine.overlaps import RegionIndex
 from tpusim.specs import MemorySpace
 
 

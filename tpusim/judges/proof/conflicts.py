@@ -21,7 +21,7 @@ from tpusim.specs import SemaphoreType
 
 if TYPE_CHECKING:
     from tpusim.machine.calls import Call
-    from tpusim.machine.memory import Buffer, BufferSpec, Region
+    from tpusim.machine.memory import Buffer, Region
     from tpusim.machine.semaphores import Semaphore
 
 
