@@ -261,7 +261,7 @@ def test_sixty_four_chips_with_all_their_copies_open_and_pan(tmp_path):
         tab.mouse("mouseWheel", x, y, deltaX=0, deltaY=-600)
         tab.wait_for(f"{FIGURE}.x_range.start > 0")
         before = tab.run(f"{FIGURE}.x_range.start")
-        tab.mouse("mousePressed", x, y, button="left", clickCount=1)
+        tab.mouse("mousePressed", x, y, button="left", buttons=1, clickCount=1)
         for step in range(1, 9):
             tab.mouse("mouseMoved", x + 10 * step, y, button="left", buttons=1)
         tab.mouse("mouseReleased", x + 80, y, button="left", clickCount=1)

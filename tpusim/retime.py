@@ -43,10 +43,15 @@ class Recording:
         self.programs = _programs(log, cores, machine.timing.issue_ps, machine.timing.signal_ps)
         self.operations = sum(len(program) for program in self.programs)
 
-    def time_ps(self, chip: ChipSpec, compute: float = 1.0) -> int:
-        """Picoseconds until the last core has ended, on ``chip``, with compute ``compute`` times as long."""
+    def time_ps(self, chip: ChipSpec, compute: float = 1.0, prepare: Callable[[Machine], object] | None = None) -> int:
+        """Picoseconds until the last core has ended, on ``chip``, with compute ``compute`` times as long.
+
+        ``prepare`` may change the machine, the capacity of one link say, before anything runs.
+        """
         place = self.place
         machine = Machine(place.slice, chip, place.axis_sizes, place.devices, data=False, on_finding="record")
+        if prepare is not None:
+            prepare(machine)
         player = _Stage(machine, self, compute)
         for core, program in zip(machine.cores, self.programs, strict=True):
             machine.launch(core, player.part(core, program))

@@ -49,3 +49,4 @@ Faults = Annotated[
 ]
 Replay = Annotated[str | None, typer.Option("--replay", help="Schedule and faults of a finding: its token.")]
 Html = Annotated[str, typer.Option("--html", help="The page to write.", show_default=False)]
+JsonFile = Annotated[str | None, typer.Option("--json", help="Write the result as JSON; - for stdout.")]

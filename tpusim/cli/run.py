@@ -6,6 +6,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +21,7 @@ from tpusim.cli.options import (
     DtypeText,
     Faults,
     File,
+    JsonFile,
     LayoutText,
     MeshText,
     OnFinding,
@@ -76,7 +78,7 @@ def run(
     replay: Replay = None,
     chip: Chip = None,
     backend: Annotated[str, typer.Option(help="sim, or interpret: JAX's TPU interpret mode.")] = "sim",
-    json_file: Annotated[str | None, typer.Option("--json", help="Write the result as JSON; - for stdout.")] = None,
+    json_file: JsonFile = None,
     trace: Annotated[str | None, typer.Option(help="Write a timeline for ui.perfetto.dev (.json or .json.gz).")] = None,
 ) -> None:
     """Run a kernel, check it, time it.
@@ -94,12 +96,9 @@ def run(
         raise OptionError("--trace takes the path of a file, not - for the standard output")
     for path in (json_file, trace):
         check_writable(path)
-    is_json_out = json_file == "-"
-    # what the user's code prints is no part of the JSON
-    quiet = contextlib.redirect_stdout(sys.stderr) if is_json_out else contextlib.nullcontext()
-    with quiet, RunProgress() as progress:
+    with quiet_for(json_file), RunProgress() as progress:
         outcome = run_job(job, progress)
-    console = make_console(sys.stderr if is_json_out else sys.stdout)
+    console = make_console(sys.stderr if json_file == "-" else sys.stdout)
     if outcome.result is None and outcome.status is Status.NOT_POSSIBLE:
         typer.echo(f"Error: {one_line(outcome.problem)}", err=True)
     else:
@@ -131,6 +130,11 @@ def _write_trace(result: Result | None, path: str) -> None:
         write_trace(result, path)
     except OSError as error:
         raise OptionError(f"cannot write {path}: {error.strerror}") from None
+
+
+def quiet_for(json_file: str | None) -> AbstractContextManager[Any]:
+    """Where JSON goes to standard output, what the user's code prints is no part of it."""
+    return contextlib.redirect_stdout(sys.stderr) if json_file == "-" else contextlib.nullcontext()
 
 
 def write_json(values: Any, path: str) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tpusim.result import Result
 
 
-_TIMED_AGAIN, _PATIENCE_S = 25, 30.0
+TIMED_AGAIN, PATIENCE_S = 25, 30.0
 """How often an interval times a run again, and how many seconds a page may take for it."""
 
 
@@ -87,7 +87,7 @@ def cards(result: Result, check: str | None = None) -> Markup:
 
 def _interval(result: Result) -> str:
     """How far the time can be trusted; timing a run again costs about as much as the run, many times over."""
-    if result.wall_s * _TIMED_AGAIN > _PATIENCE_S:
+    if result.wall_s * TIMED_AGAIN > PATIENCE_S:
         return "its interval would take too long here"
     interval = result.interval
     return "no interval known" if interval is None else str(interval)

@@ -10,9 +10,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tpusim.explain import explain
 from tpusim.report import sections
 from tpusim.report.frame import need_bokeh
-from tpusim.report.html import Markup, cards, element, findings, join, verdict
+from tpusim.report.html import PATIENCE_S, TIMED_AGAIN, Markup, cards, element, findings, join, verdict
 from tpusim.report.machine import link_use, memory, mesh
 from tpusim.report.marks import Marks, marks
 from tpusim.report.timeline import chain, timeline, where_time_goes
@@ -126,13 +127,14 @@ class _Page:
                 _beside(sections.where_time_goes(self.shares), drawn, "shares"),
             ),
             ("path", "Critical path", _ABOUT_PATH, join([drawn.get("chain", ""), self._path()])),
+            ("advice", "What would help", _ABOUT_ADVICE, self._advice()),
             ("links", "Mesh and links", _ABOUT_LINKS, self._machine(drawn)),
             ("findings", "Findings", "", findings(self.result)),
             ("source", "Source", "Time of a device's core by line, in the mean; the warmer, the more.", self._source()),
             ("memory", "Memory", _ABOUT_MEMORY, self._memory(drawn)),
         ]
         if self.result.findings:
-            parts.insert(0, parts.pop(4))
+            parts.insert(0, parts.pop([key for key, *_ in parts].index("findings")))
         links = element("nav", *(element("a", name, href=f"#{key}") for key, name, _, _ in parts))
         blocks = [
             element("section", element("h2", name), element("p", about, class_="about") if about else "", text, id=key)
@@ -159,6 +161,11 @@ class _Page:
 
     def _path(self) -> Markup:
         return sections.critical_path(self.steps, self.path)
+
+    def _advice(self) -> Markup:
+        if self.result.wall_s * TIMED_AGAIN > PATIENCE_S:
+            return element("p", "The runs for this would take too long here: tpusim explain does them.", class_="quiet")
+        return sections.advice(explain(self.result))
 
     def _source(self) -> Markup:
         return sections.source(self.result, self.lines)
@@ -187,5 +194,6 @@ _ABOUT_PATH = (
     "The chain of operations that the run's time consists of. Slack: how much sooner a link could have ended before "
     "another chain had taken over."
 )
+_ABOUT_ADVICE = "Each number comes from a run of the same operations on a machine that is different in one thing."
 _ABOUT_LINKS = "Mean use of each directed link, and of the busiest ones over time."
 _ABOUT_MEMORY = "The high-water mark of device 0 by buffer, with tile padding."

@@ -15,6 +15,7 @@ from tpusim.trace.names import Names
 from tpusim.units import PS_PER_US, Duration, format_bytes
 
 if TYPE_CHECKING:
+    from tpusim.explain import Explanation
     from tpusim.result import Result
     from tpusim.trace.critical import ChainLink
     from tpusim.trace.shares import Shares
@@ -38,6 +39,21 @@ def where_time_goes(found: Shares) -> Markup:
         for cause, length in found.by_cause.items()
     ]
     return join([bar(parts), table(("cause", "share", "us a device"), rows, frozenset({1, 2}))])
+
+
+def advice(said: Explanation) -> Markup:
+    """The sentences, and a bar for each what-if run."""
+    rows = [
+        (
+            run.change,
+            element("div", bar([(max(run.saved, 0.0), "#2f6fde", str(run))]), class_="saving"),
+            f"{run.saved:.1%}",
+            f"{run.time.us:.3f}",
+        )
+        for run in said.what_ifs
+    ]
+    found = table(("if there were", "", "saved", "us"), rows, frozenset({2, 3})) if rows else ""
+    return join([element("ul", *(element("li", sentence) for sentence in said.sentences)), found])
 
 
 def critical_path(steps: Steps, path: list[ChainLink]) -> Markup:

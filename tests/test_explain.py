@@ -1,0 +1,96 @@
+"""Explanations: what is said is what what-if runs and other kernels measure."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from simulating import run
+
+from tpusim import SemaphoreType, make_async_copy
+from tpusim.cli import main
+from tpusim.errors import DeadlockError
+from tpusim.explain import explain, full_share, what_ifs
+from tpusim.kernel_file import load_file
+from tpusim.native import simulate
+
+KERNELS = Path(__file__).parents[1] / "kernels"
+
+
+def simulated(name, devices, slice_, shape=None, **options):
+    loaded = load_file(str(KERNELS / f"{name}.py"))
+    arrays = loaded.inputs(devices=devices, **({"shape": shape} if shape else {}))
+    return simulate(loaded.kernel, arrays, {"slice": slice_, "data": False, "checks": "none", **options}, detail=True)
+
+
+def saved(result):
+    return {what.change: what for what in what_ifs(result)}
+
+
+def test_both_directions_save_what_the_kernel_with_both_directions_saves():
+    """The what-if of the one-way ring against a kernel that does it."""
+    one_way = simulated("ring_all_gather", 16, "v5e:4x4", (512, 1024))
+    both = simulated("ring_all_gather_bidir", 16, "v5e:4x4", (512, 1024))
+    predicted = saved(one_way)["both directions of the links used"]
+    assert int(predicted.time) == pytest.approx(int(both.time), rel=0.03)
+    assert "One direction of the links is used; both would save 49%." in explain(one_way).sentences
+    assert "both directions of the links used" not in saved(both)
+
+
+@pytest.mark.parametrize(
+    ("change", "values"),
+    [
+        ("no hop latency", {"ici.hop_latency": 0}),
+        ("no start latency of copies", {"dma.start_latency_remote": 0, "dma.start_latency_hbm_to_hbm": 0}),
+        ("links without a limit", {"ici.link_bandwidth": 1e17}),
+        ("no latency of signals between devices", {"ici.signal_latency": 0}),
+        ("HBM without a limit", {"hbm.bandwidth": 1e17}),
+    ],
+)
+def test_a_what_if_is_the_run_with_that_chip(change, values):
+    whole = saved(simulated("ring_all_gather", 16, "v5e:4x4", (64, 256)))[change]
+    assert whole.time == simulated("ring_all_gather", 16, "v5e:4x4", (64, 256), set=values).time
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "slice_"), [("all_to_all", 8, "v6e:2x4"), ("matmul_pipeline", 1, "v5e:1x1")]
+)
+def test_a_better_machine_saves_at_least_nothing_and_at_most_everything(name, devices, slice_):
+    runs = what_ifs(simulated(name, devices, slice_))
+    assert [run.saved for run in runs] == sorted((run.saved for run in runs), reverse=True)
+    assert all(-0.001 <= run.saved < 1 for run in runs)
+
+
+def test_how_full_a_link_is():
+    """One copy of the link's bandwidth times its transfer time."""
+    result = simulated("right_permute", 4, "v5e:2x2", (2048, 1024))
+    (remote, *_) = (copy for copy in result.trace.copies if copy.hops)
+    link = max(result.links.values(), key=lambda each: each.busy_bytes)
+    assert full_share(result, link) == pytest.approx((remote.read_ps - remote.begin_ps) / int(result.time))
+
+
+def test_a_run_that_stopped_is_explained_without_what_ifs():
+    def kernel(x_ref, o_ref, sem):
+        make_async_copy(x_ref, o_ref, sem).start()
+        make_async_copy(x_ref, o_ref, sem).wait()
+        make_async_copy(x_ref, o_ref, sem).wait()
+
+    with pytest.raises(DeadlockError) as caught:
+        run(kernel, np.ones((8, 128), np.float32), scratch_shapes=(SemaphoreType.DMA,))
+    said = explain(caught.value.result)
+    assert not said.what_ifs
+    assert said.sentences[0].startswith("The run stopped after ")
+    assert said.sentences[0].endswith(": deadlock.")
+
+
+def test_the_command_says_it_in_words_and_in_json(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["explain", str(KERNELS / "ring_all_gather.py"), "--slice", "v5e:4x4", "--json", "-"])
+    assert ended.value.code == 0
+    out, err = capsys.readouterr()
+    values = json.loads(out)
+    us, bound, ratio = (values[name] for name in ("time_us", "lower_bound_us", "ratio"))
+    assert values["sentences"][0] == f"It takes {us:.3f} us, {ratio:.2f} times its lower bound of {bound:.3f} us."
+    assert values["what_ifs"][0]["change"] == "no hop latency"
+    for sentence in values["sentences"]:
+        assert sentence in " ".join(err.split("\n"))

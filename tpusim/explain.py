@@ -1,0 +1,200 @@
+"""What a colleague would say about a run: what it waits for, and what would make it faster.
+
+How full a link is and where the time went are read from the events.  Every other number comes from a run of
+the same program on a machine that is different in one thing: the recorded operations are executed again, with
+contention solved anew (:mod:`tpusim.retime`).  No rule of thumb has a number here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tpusim.findings import Severity
+from tpusim.retime import Recording
+from tpusim.topology import link, link_index
+from tpusim.trace.critical import critical_path
+from tpusim.trace.lines import line_uses
+from tpusim.trace.names import Names
+from tpusim.trace.rates import Use, rate_changes
+from tpusim.trace.shares import shares
+from tpusim.trace.steps import Steps
+from tpusim.units import Duration
+
+if TYPE_CHECKING:
+    from tpusim.machine.flows import Resource
+    from tpusim.machine.machine import Machine
+    from tpusim.result import Result
+    from tpusim.topology import Slice
+
+_ENDLESS = 1e17
+_FULL = 0.98
+_WORTH_SAYING = 0.01
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """A run on a machine that is different in one thing: ``change``, and what it would take."""
+
+    change: str
+    time: Duration
+    saved: float
+    """Share of the run's time that it would save; negative where it would take longer."""
+
+    def __str__(self) -> str:
+        return f"{self.change}: {self.time}, {self.saved:.0%} less"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """``sentences``, most important first, and all what-if runs, largest saving first."""
+
+    sentences: tuple[str, ...]
+    what_ifs: tuple[WhatIf, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-ready fields."""
+        runs = [{"change": run.change, "time_us": run.time.us, "saved": run.saved} for run in self.what_ifs]
+        return {"sentences": list(self.sentences), "what_ifs": runs}
+
+
+def explain(result: Result) -> Explanation:
+    """Explain a run; each what-if takes about as long as the run took without its arrays."""
+    steps = Steps(result)
+    use = Use(result)
+    runs = what_ifs(result)
+    said = [_head(result), *_busiest(result, runs), *_where(steps, use), *_path(steps), *_help(result, runs)]
+    return Explanation(tuple(said), tuple(runs))
+
+
+def what_ifs(result: Result) -> list[WhatIf]:
+    """What the run would take if one thing were different, largest saving first.
+
+    Empty for a run that stopped on its way, and for one under faults or a schedule of its own.
+    """
+    if not result.is_complete or not result.time or result.token is not None:
+        return []
+    recording = Recording(result.trace, result.cores, result.place)
+    chip = result.place.chip
+    found: list[WhatIf] = []
+
+    def run(change: str, values: Mapping[str, float] | None = None, **how: Any) -> None:
+        time = Duration(recording.time_ps(chip.with_values(values) if values else chip, **how))
+        found.append(WhatIf(change, time, 1 - time / result.time))
+
+    kinds = sorted({copy.route.kind for copy in result.trace.copies})
+    if result.links:
+        run("links without a limit", {"ici.link_bandwidth": _ENDLESS})
+        name, busiest = max(result.links.items(), key=lambda item: item[1].busy_bytes / item[1].capacity)
+        index = _index_of(result, busiest)
+        run(f"{name} alone without a limit", prepare=lambda machine: _widen(machine, [index], 1 << 20))
+        one_way = _one_way(result)
+        if one_way:
+            run("both directions of the links used", prepare=lambda machine: _widen(machine, one_way, 2))
+        run("no hop latency", {"ici.hop_latency": 0})
+    if any(signal.semaphore.device != signal.core.device for signal in result.trace.signals):
+        run("no latency of signals between devices", {"ici.signal_latency": 0})
+    if kinds:
+        run("no start latency of copies", {f"dma.start_latency_{kind}": 0 for kind in kinds})
+        run("DMA engines without a limit", {f"dma.rate_{kind}": _ENDLESS for kind in kinds})
+    if result.hbms:
+        run("HBM without a limit", {"hbm.bandwidth": _ENDLESS})
+    if result.trace.computes:
+        run("compute for nothing", compute=0.0)
+    return sorted(found, key=lambda what: -what.saved)
+
+
+def _index_of(result: Result, resource: Resource) -> int:
+    links = result.cores[0].machine.wiring.links
+    return next(index for index, each in links.items() if each is resource)
+
+
+def _widen(machine: Machine, indices: list[int], times: int) -> None:
+    for index in indices:
+        machine.wiring.link(index).capacity *= times
+
+
+def _one_way(result: Result) -> list[int]:
+    """Links that carried something while their way back carried nothing."""
+    slice_ = result.place.slice
+    used = {index for index, each in result.cores[0].machine.wiring.links.items() if each.busy_bytes}
+    return sorted(index for index in used if _back(slice_, index) not in used)
+
+
+def _back(slice_: Slice, index: int) -> int | None:
+    there = link(slice_, index)
+    return (
+        None if there.kind == "d2d" else link_index(slice_, slice_.chip_at(there.target), there.axis, -there.direction)
+    )
+
+
+def full_share(result: Result, resource: Resource) -> float:
+    """The share of the run's time in which a resource was full."""
+    changes = rate_changes(result).get(resource, [])
+    ends = [at for at, _ in changes[1:]] + [int(result.time)]
+    full = sum(end - at for (at, rate), end in zip(changes, ends, strict=True) if rate >= _FULL * resource.capacity)
+    return full / int(result.time) if result.time else 0.0
+
+
+def _head(result: Result) -> str:
+    errors = sum(finding.severity is Severity.ERROR for finding in result.findings)
+    if not result.is_complete:
+        return f"The run stopped after {result.time}: {result.findings[0].kind if result.findings else 'unfinished'}."
+    wrong = f" {errors} finding{'s' if errors > 1 else ''} say that it is not right yet." if errors else ""
+    if result.lower_bound is None or result.ratio is None:
+        return f"It takes {result.time}; no lower bound of it is known.{wrong}"
+    return f"It takes {result.time}, {result.ratio:.2f} times its lower bound of {result.lower_bound}.{wrong}"
+
+
+def _busiest(result: Result, runs: list[WhatIf]) -> list[str]:
+    said = []
+    names = Names(result.place)
+    memories = {f"the HBM of chip {names.memory(int(key.split()[-1]))}": each for key, each in result.hbms.items()}
+    for resources in (result.links, memories):
+        if not resources or not result.time:
+            continue
+        name, busiest = max(resources.items(), key=lambda item: item[1].busy_bytes / item[1].capacity)
+        mean = busiest.busy_bytes / busiest.capacity / result.time.s
+        full = full_share(result, busiest)
+        if full >= _WORTH_SAYING:
+            said.append(f"{name[0].upper()}{name[1:]} is full {full:.0%} of the time.")
+        elif mean >= 0.05:
+            said.append(f"{name[0].upper()}{name[1:]} is never full; {mean:.0%} of what it could carry is used.")
+    both = next((run for run in runs if run.change.startswith("both directions")), None)
+    if both is not None:
+        saving = f"both would save {both.saved:.0%}" if both.saved >= _WORTH_SAYING else "both would save nothing"
+        said.append(f"One direction of the links is used; {saving}.")
+    return said
+
+
+def _where(steps: Steps, use: Use) -> list[str]:
+    found = shares(steps, use)
+    largest = [(cause, found.share(cause)) for cause in found.by_cause if found.share(cause) >= 0.1][:3]
+    names = [f"{share:.0%} {cause}" for cause, share in largest]
+    return [f"The time of a device goes to: {'; '.join(names)}."] if names else []
+
+
+def _path(steps: Steps) -> list[str]:
+    uses = line_uses(steps, critical_path(steps))
+    on_path = sorted((item for item in uses.items() if item[0]), key=lambda item: -item[1].critical_ps)[:2]
+    end = max(steps.end_ps, 1)
+    parts = [f"{where} ({use.critical_ps / end:.0%})" for where, use in on_path if use.critical_ps / end >= 0.05]
+    return [f"The critical path lies on {' and '.join(parts)}."] if parts else []
+
+
+def _help(result: Result, runs: list[WhatIf]) -> list[str]:
+    useful = [run for run in runs if run.saved >= _WORTH_SAYING]
+    if not runs:
+        return []
+    if not useful:
+        return ["No single change of the machine would save 1 %."]
+    first, *others = useful
+    said = [f"What holds it back most: with {first.change} it would take {first.time}, {first.saved:.0%} less."]
+    if others:
+        rest = "; ".join(f"{run.change} {run.saved:.0%}" for run in others)
+        said.append(f"By themselves these would save: {rest}.")
+    idle = [run.change for run in runs if abs(run.saved) < _WORTH_SAYING and not run.change.startswith("both")]
+    if idle:
+        said.append(f"No use: {'; '.join(idle)}.")
+    return said
