@@ -11,7 +11,7 @@ import pytest
 from capturing import call, mesh, over_mesh, run
 
 import tpusim
-from tpusim.errors import DeviceIdError, LeakError, NotModelledError
+from tpusim.errors import CollectiveIdError, DeviceIdError, LeakError, NotModelledError
 
 jax = pytest.importorskip("jax", reason="needs jax: pip install 'tpusim[pallas]'")
 jnp = jax.numpy
@@ -226,10 +226,7 @@ def test_a_wait_that_does_not_subtract() -> None:
 
         pltpu.sync_copy(x_ref, o_ref)
 
-    fn = call(
-        kernel, [F32, ((1,), np.int32)], [REGULAR, DMA(()), DMA(())], ["hbm"], ["hbm", "smem"],
-        compiler_params=pltpu.CompilerParams(collective_id=0),
-    )  # fmt: skip
+    fn = call(kernel, [F32, ((1,), np.int32)], [REGULAR, DMA(()), DMA(())], ["hbm"], ["hbm", "smem"])
     run = tpusim.pallas.simulate(over_mesh(fn, mesh(2), P("x"), P("x")))
     _, n = run(np.concatenate([X, X]))
     assert n.tolist() == [2, 0]
@@ -344,3 +341,20 @@ def test_a_barrier_semaphore_of_a_tag() -> None:
     run = tpusim.pallas.simulate(over_mesh(call(kernel, F32, (), ["hbm"], ["hbm"]), mesh(2), P("x"), P("x")))
     run(np.concatenate([X, X]))
     assert run.result.findings == ()
+
+
+def test_a_collective_id_that_is_not_used_hides_nothing() -> None:
+    def kernel(x_ref: Any, o_ref: Any, sem: Any) -> None:
+        copy = pltpu.make_async_copy(x_ref, o_ref, sem)
+        copy.start()
+        o_ref[0] = x_ref[0]
+        copy.wait()
+
+    fn = call(kernel, F32, [DMA(())], compiler_params=pltpu.CompilerParams(collective_id=4))
+    with pytest.raises(CollectiveIdError) as caught:
+        tpusim.pallas.simulate(lambda x: fn(fn(x)))(X)
+    assert [str(finding.kind) for finding in caught.value.findings] == ["collective-id", "race"]
+    assert caught.value.finding.message == (
+        "kernel has collective_id=4 and never calls get_barrier_semaphore(): the compiler refuses a collective_id that "
+        "is not used; leave it out."
+    )

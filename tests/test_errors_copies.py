@@ -24,6 +24,7 @@ from tpusim.errors import (
     DescriptorError,
     DeviceIdError,
     NotModelledError,
+    OutOfBoundsError,
     SemaphoreKindError,
 )
 from tpusim.findings import Kind
@@ -144,6 +145,15 @@ def test_collective_id_without_a_barrier_semaphore():
         "kernel has collective_id=7 and never calls get_barrier_semaphore(): the compiler refuses a "
         f"collective_id that is not used; leave it out.  [{at('no barrier')}]"
     )
+
+
+def test_an_unused_collective_id_does_not_hide_what_comes_later():
+    def kernel(x_ref, o_ref, sem):  # no barrier either
+        make_async_copy(x_ref.at[6:14], o_ref, sem).start()
+
+    error = error_of(OutOfBoundsError, kernel, tiles(), collective_id=7, scratch_shapes=(DMA,))
+    assert [finding.kind for finding in error.findings] == [Kind.COLLECTIVE_ID, Kind.OUT_OF_BOUNDS]
+    assert str(error.findings[0].where) == at("no barrier either")
 
 
 # -- semaphore-kind -------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from tpusim.units import Duration
 
 DMA, REGULAR = SemaphoreType.DMA, SemaphoreType.REGULAR
 at = Lines(__file__)
+IN_VMEM = tpusim.VMEM
 
 
 def ones():
@@ -211,8 +212,41 @@ def test_race_of_two_devices_that_send_to_one_place():
 
     error = error_of(RaceError, kernel, tiles(4), mesh=4, scratch_shapes=(DMA, DMA))
     assert str(error) == (
-        "copy to o_ref on device (0,) meets a copy in flight by device (3,) that writes o_ref. The copy at "
-        f"{at('both send')} has to be waited for first."
+        "copy to o_ref on device (0,) meets a copy in flight by device (3,) that writes o_ref. Device (0,) has to wait "
+        f"for the copy at {at('both send')} first and then to let device (2,) know, by a barrier or a signal, before "
+        "this copy starts."
+    )
+
+
+@pytest.mark.parametrize("access", ["load", "store"])
+def test_race_of_an_access_that_a_neighbour_was_not_told_of(access):
+    """What is missing may be the wait, or the barrier that keeps the neighbour from starting."""
+
+    def kernel(x_ref, o_ref, send, recv):
+        me = axis_index("x")
+        copy = make_async_remote_copy(x_ref, o_ref, send, recv, device_id=1 - me)
+
+        @when(me == 0)
+        def _():
+            copy.start()  # comes unasked
+            copy.wait_send()
+
+        @when(me == 1)
+        def _():
+            delay(1250)
+            if access == "store":
+                o_ref[0, :] = ones()[0]  # access
+            else:
+                o_ref[0, :]  # access
+            copy.wait_recv()
+
+    declared = {"mesh": 2, "scratch_shapes": (DMA, DMA), "in_specs": IN_VMEM, "out_specs": IN_VMEM}
+    error = error_of(RaceError, kernel, tiles(2), **declared)
+    way = "store to" if access == "store" else "load of"
+    assert str(error).rpartition("  [")[0] == (
+        f"{way} o_ref[0] on device (1,) meets a copy in flight by device (0,) that writes o_ref. Device (1,) does not "
+        f"wait for the copy at {at('comes unasked')} before this {access}, and there is no barrier between this "
+        f"{access} and that copy, nor another signal that lets device (0,) know: one of them has to be there."
     )
 
 

@@ -38,6 +38,9 @@ SLOTS = VMEM((2, 8, 128), "float32")
 at = Lines(__file__)
 
 
+MISSING = "a barrier between the two, or a signal, is missing."
+
+
 def record(fn, *arrays, **keywords):
     """The findings and outputs of a run that goes on after a race."""
     result = run(fn, *arrays, on_finding="record", **keywords)
@@ -90,7 +93,7 @@ def test_store_and_incoming_copy_without_a_barrier_between():
     assert findings[0].message == (
         "copy to o_ref on device (1,) started by device (0,) can overlap in time with the store to o_ref by device "
         f"(1,) at {at('initialise')}: nothing that device (1,) signals or sends after it has certainly reached "
-        "device (0,)."
+        f"device (0,); {MISSING}"
     )
     assert (str(findings[0].where), str(findings[0].other)) == (at("into the output"), at("initialise"))
     assert findings[0].details["devices"] == 2
@@ -132,7 +135,7 @@ def test_ring_slot_overwritten_without_credit_is_found_although_lock_step_hides_
     assert [f.message for f in findings] == [
         f"copy to {slot} on device (1,) started by device (0,) can overlap in time with the copy started by device "
         f"(1,) that {verb} {slot} at {at(place)}: device (1,) waits for it, but nothing that it signals or sends after "
-        "that has certainly reached device (0,)."
+        f"that has certainly reached device (0,); {MISSING}"
         for slot, verb, place in [
             ("comm[0]", "writes", "first in"),
             ("comm[0]", "reads", "into a slot"),
@@ -321,10 +324,10 @@ def test_overwritten_while_the_receiver_reads():
     assert [str(f) for f in findings if f.kind is Kind.RACE] == [
         "race: copy to buffer on device (1,) started by device (0,) can overlap in time with the copy started by "
         f"device (0,) that writes buffer at {at('the first time')}: device (1,) waits for it, but nothing that it "
-        f"signals or sends after that has certainly reached device (0,).  [{at('the second time')}]",
+        f"signals or sends after that has certainly reached device (0,); {MISSING}  [{at('the second time')}]",
         "race: copy to buffer on device (1,) started by device (0,) can overlap in time with the load of buffer by "
         f"device (1,) at {at('read between')}: nothing that device (1,) signals or sends after it has certainly "
-        f"reached device (0,).  [{at('the second time')}]",
+        f"reached device (0,); {MISSING}  [{at('the second time')}]",
     ]
     run(sends_twice(True), tiles(2), **declared)
 

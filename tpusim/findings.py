@@ -61,9 +61,9 @@ CONTINUABLE = WARNINGS | {
 }
 """Kinds after which ``on_finding="record"`` goes on; all others end the run."""
 
-AT_THE_END = frozenset({Kind.RACE, Kind.LIFETIME})
-"""Kinds whose error is raised when the run is over, with all of them that it met: a run goes on after a race, and
-what stops it later, a device id out of range say, is the fault that a TPU would show."""
+AT_THE_END = frozenset({Kind.RACE, Kind.LIFETIME, Kind.COLLECTIVE_ID})
+"""Kinds whose error is raised when the run is over, with all of them that it met: a run goes on after a race or with
+an id that nobody needs, and what stops it later, a device id out of range say, is the fault that a TPU would show."""
 
 
 class Where(NamedTuple):

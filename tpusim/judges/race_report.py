@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from tpusim.machine.semaphores import Semaphore
 
 
+_MISSING = "a barrier between the two, or a signal, is missing."
+
+
 class Later:
     """The access that is beginning: a core's, or one leg of the copy that it starts."""
 
@@ -128,10 +131,13 @@ class RaceReporter:
         me = self._device(later.core.device)
         if not isinstance(copy, Copy):
             owner = self._device(access.device)
-            return f"nothing that {owner} signals or sends after it has certainly reached {me}."
+            return f"nothing that {owner} signals or sends after it has certainly reached {me}; {_MISSING}"
         if access.clock != NEVER:
             waiter = self._device(access.device)
-            return f"{waiter} waits for it, but nothing that it signals or sends after that has certainly reached {me}."
+            return (
+                f"{waiter} waits for it, but nothing that it signals or sends after that has certainly reached {me}; "
+                f"{_MISSING}"
+            )
         semaphore = copy.src_sem if access.also is not None and copy.src_sem is not None else copy.dst_sem
         counter = self._counters[semaphore]
         sizes = [
@@ -141,7 +147,8 @@ class RaceReporter:
         open_bytes = sum(sizes)
         taken = open_bytes - (counter.started - counter.taken)
         if taken <= 0:
-            return f"the copy at {where_of(copy.site)} has to be waited for first."
+            verb = "copy" if later.copy is not None else "store" if later.is_write else "load"
+            return self._machine.what_orders(later.core, later.buffer.device, verb, copy)
         return (
             f"waits took {taken} B from {semaphore} on {self._device(semaphore.device)}, to which {len(sizes)} copies "
             f"bring {open_bytes} B in any order, so it may be the others that they waited for."

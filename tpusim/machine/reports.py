@@ -58,15 +58,36 @@ class Reporting:
         side = "writes" if writes else "reads"
         its = other.dst_region if writes else other.src_region
         origin = "" if other.core is core else f" by device {self.coordinates(other.core.device)}"
+        due = self.what_orders(core, buffer.device, verb.split()[0], other)
         self.note(
             Kind.RACE,
             f"{verb} {region} on device {self.coordinates(buffer.device)} meets a copy in flight{origin} that {side} "
-            f"{its}. The copy at {where_of(other.site)} has to be waited for first.",
+            f"{its}. {due[0].upper()}{due[1:]}",
             core.device,
             site,
             argument=str(region),
             other=where_of(other.site),
             time_ps=core.now,
+        )
+
+    def what_orders(self, core: Core, owner: int, access: str, copy: Copy) -> str:
+        """What is missing between a copy that may be in flight and a later access by ``core`` to a buffer of ``owner``.
+
+        A wait, where the core started the copy itself.  The order of two devices may be meant either way round: then
+        it is a wait before the access, or a barrier (or a signal) before the copy.
+        """
+        place = where_of(copy.site)
+        if copy.core is core:
+            return f"the copy at {place} has to be waited for first."
+        mine, its = f"device {self.coordinates(owner)}", f"device {self.coordinates(copy.core.device)}"
+        if core.device == owner:
+            return (
+                f"{mine} does not wait for the copy at {place} before this {access}, and there is no barrier between "
+                f"this {access} and that copy, nor another signal that lets {its} know: one of them has to be there."
+            )
+        return (
+            f"{mine} has to wait for the copy at {place} first and then to let device {self.coordinates(core.device)} "
+            "know, by a barrier or a signal, before this copy starts."
         )
 
     def report_overlap(self, copy: Copy) -> None:

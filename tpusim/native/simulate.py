@@ -13,7 +13,7 @@ import greenlet
 import numpy as np
 
 from tpusim.backend import use
-from tpusim.declare import Declared, parameter_names, resolve
+from tpusim.declare import Declared, parameter_names, resolve, unused_collective_id
 from tpusim.errors import FindingError, OptionError
 from tpusim.findings import Finding, Kind, Where, where_of
 from tpusim.judges.deadlock import device_ranges
@@ -109,8 +109,7 @@ class Program:
             self.machine.report(
                 Finding(
                     Kind.COLLECTIVE_ID,
-                    f"{kernel.name} has collective_id={kernel.collective_id} and never calls get_barrier_semaphore(): "
-                    "the compiler refuses a collective_id that is not used; leave it out.",
+                    unused_collective_id(kernel.name, kernel.collective_id),
                     where=_definition(kernel.fn),
                 )
             )

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from tpusim.declare import unused_collective_id
 from tpusim.errors import FindingError
-from tpusim.findings import Where
+from tpusim.findings import Kind, Where
 from tpusim.launch import Suspend, entry_barrier, placed
 from tpusim.machine.calls import Scope
 from tpusim.machine.core import Core
@@ -133,6 +134,9 @@ class KernelInstance:
         )
         known = None if hands_over else kernel.specs
         self.call = call = machine.new_call(contents.name, contents.vmem_limit_bytes, kernel.where, known)
+        if contents.collective_id is not None and not lowered.uses_barrier:
+            message = unused_collective_id(contents.name, contents.collective_id)
+            machine.note(Kind.COLLECTIVE_ID, message, None, kernel.where)
         self.operands = operands = Operands(kernel, call, timing)
         if hands_over:
             outlive(call, [*operands.semaphores.values(), *(array for array in operands.arrays if array is not None)])
