@@ -111,25 +111,27 @@ def factorisations(size: int) -> st.SearchStrategy[tuple[int, ...]]:
     return st.lists(st.integers(1, 8), min_size=1, max_size=4).map(tuple).filter(lambda s: math.prod(s) == size)
 
 
-@settings(max_examples=60)
-@given(st.data())
-def test_any_chain_of_views_covers_what_it_reads_and_writes(data: Any) -> None:
+SHAPES = [(4, 6), (24,), (2, 2, 6), (3, 8), (2, 3, 4), (4, 1, 6)]
+
+
+def spec_of(shape: tuple[int, ...], dtype: str) -> Any:
     from tpusim.machine.memory import BufferSpec, Tiling
-    from tpusim.pallas.views import bitcast, reshaped, transposed
     from tpusim.specs import MemorySpace
 
     tiling = Tiling({32: 8, 16: 16, 8: 32, 4: 32, 64: 8}, 64)
-    shapes = [(4, 6), (24,), (2, 2, 6), (3, 8), (2, 3, 4), (4, 1, 6)]
-    shape = data.draw(st.sampled_from(shapes))
-    dtype = np.dtype(data.draw(st.sampled_from(["int32", "int16"])))
-    spec = BufferSpec(0, "v", MemorySpace.VMEM, shape, dtype, tiling)
-    array = np.arange(24, dtype=dtype).reshape(shape)
+    return BufferSpec(0, "v", MemorySpace.VMEM, shape, np.dtype(dtype), tiling)
+
+
+def draw_chain(data: Any, spec: Any, array: Any) -> tuple[Any, Any, Any]:
+    """A region after some views, its values, and which element of the buffer each value lies in."""
+    from tpusim.pallas.views import bitcast, reshaped, transposed
+
     region, values = spec.whole, array
-    owners = np.arange(24).reshape(shape)  # which element of the buffer each value lies in
+    owners = np.arange(24).reshape(spec.shape)
     for _ in range(data.draw(st.integers(1, 4))):
         move = data.draw(st.sampled_from(["index", "reshape", "transpose", "bitcast"]))
         if move == "reshape":
-            new = data.draw(st.sampled_from([s for s in shapes if math.prod(s) == values.size] or [(values.size,)]))
+            new = data.draw(st.sampled_from([s for s in SHAPES if math.prod(s) == values.size] or [(values.size,)]))
             region, values, owners = reshaped(region, new), values.reshape(new), owners.reshape(new)
         elif move == "transpose":
             order = tuple(data.draw(st.permutations(range(values.ndim))))
@@ -145,15 +147,65 @@ def test_any_chain_of_views_covers_what_it_reads_and_writes(data: Any) -> None:
                 key.append(data.draw(st.sampled_from([start, (start, count, stride)])))
             slices = tuple(k if isinstance(k, int) else slice(k[0], k[0] + (k[1] - 1) * k[2] + 1, k[2]) for k in key)
             region, values, owners = region.sub(tuple(key)), values[slices], owners[slices]
+    return region, values, owners
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_any_chain_of_views_covers_what_it_reads_and_writes(data: Any) -> None:
+    shape = data.draw(st.sampled_from(SHAPES))
+    spec = spec_of(shape, data.draw(st.sampled_from(["int32", "int16"])))
+    array = np.arange(24, dtype=spec.dtype).reshape(shape)
+    region, values, owners = draw_chain(data, spec, array)
     np.testing.assert_array_equal(region.read(array), values)
     assert region.shape == values.shape
     box = np.arange(24).reshape(shape)[region.index]
     assert set(np.ravel(owners)) <= set(np.ravel(box))
+    np.testing.assert_array_equal(region.elements(), np.sort(np.ravel(owners)))
+    assert region.has_holes == (owners.size < box.size)
     changed = array.copy()
     region.write(changed, np.full(values.shape, 99, values.dtype))
     want = array.copy().ravel()
     want[np.ravel(owners)] = 99
     np.testing.assert_array_equal(changed.ravel(), want)
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_views_and_masks_of_a_buffer_overlap_where_they_share_an_element(data: Any) -> None:
+    from tpusim.pallas.views import masked
+
+    spec = spec_of(data.draw(st.sampled_from(SHAPES)), "int32")
+    array = np.arange(24, dtype=np.int32).reshape(spec.shape)
+    regions, sets = [], []
+    for _ in range(2):
+        region, _, owners = draw_chain(data, spec, array)
+        if data.draw(st.booleans()):
+            bits = data.draw(st.lists(st.booleans(), min_size=owners.size, max_size=owners.size))
+            mask = np.array(bits, np.bool_).reshape(owners.shape)
+            region, owners = masked(region, mask), owners[mask]
+        regions.append(region)
+        sets.append(set(np.ravel(owners).tolist()))
+    (one, two), (mine, other) = regions, sets
+    if one is None or two is None:
+        assert not mine or not other
+        return
+    assert one.overlaps(two) == two.overlaps(one) == bool(mine & other)
+    assert one.is_within(two) == (mine <= other)
+    assert two.is_within(one) == (other <= mine)
+
+
+def test_rows_of_another_width_lie_in_the_rows_their_bits_come_from() -> None:
+    from tpusim.pallas.views import bitcast, reshaped
+
+    narrow = spec_of((8, 4), "int16")
+    place = np.arange(32).reshape(8, 4)
+    words = bitcast(narrow.whole, "int32")
+    assert words.sub(((1, 2), 3)).elements().tolist() == sorted(place[2:6, 3].tolist())
+    halves = reshaped(words, (2, 2, 4)).sub((1, 0))
+    assert halves.elements().tolist() == sorted(place[4:6].ravel().tolist())
+    wide = spec_of((4, 4), "int32")
+    assert bitcast(wide.whole, "int16").sub(((1, 2),)).elements().tolist() == list(range(8))
 
 
 def test_a_view_races_like_the_memory_it_covers() -> None:
@@ -168,6 +220,94 @@ def test_a_view_races_like_the_memory_it_covers() -> None:
     run(partial(kernel, row=0), ((8, 128), np.float32), X, **options)
     with pytest.raises(RaceError, match=r"load of v.reshape\(2, 8, 128\)\[1\] on device \(0,\) meets a copy in flight"):
         run(partial(kernel, row=1), ((8, 128), np.float32), X, **options)
+
+
+@pytest.mark.parametrize("meets", [False, True])
+def test_a_part_of_a_reshaped_ref_that_is_no_box(meets: bool) -> None:
+    """Every other half of a row: a copy into the others is not in its way."""
+
+    def kernel(x_ref: Any, o_ref: Any, v: Any, sem: Any) -> None:
+        columns = v.reshape(16, 2, 64)
+        copy = pltpu.make_async_copy(x_ref.at[0, :, 0:64], columns.at[:, 0], sem)
+        copy.start()
+        columns[2:14, 0 if meets else 1] = jnp.ones((12, 64))  # meanwhile
+        copy.wait()
+        v[0:1] = jnp.zeros((1, 128))
+        o_ref[...] = v[...]
+
+    options = {"spaces": ["hbm"], "scratch": [pltpu.VMEM((16, 128), jnp.float32), DMA(())]}
+    if meets:
+        with pytest.raises(RaceError, match=r"store to v.reshape\(16, 2, 64\)\[2:14, 0\].* meets a copy in flight"):
+            run(kernel, ((16, 128), np.float32), X, **options)
+    else:
+        out = run(kernel, ((16, 128), np.float32), X, **options)
+        np.testing.assert_array_equal(out[2:14, 64:], np.ones((12, 64)))
+        np.testing.assert_array_equal(out[1:, :64], X[0, 1:, :64])
+
+
+@pytest.mark.parametrize("verb", ["load", "store"])
+@pytest.mark.parametrize("meets", [False, True])
+@pytest.mark.parametrize("ragged", [False, True], ids=["box", "no box"])
+def test_a_masked_access_touches_what_its_mask_selects(verb: str, meets: bool, ragged: bool) -> None:
+    def kernel(x_ref: Any, o_ref: Any, v: Any, sem: Any) -> None:
+        v[...] = jnp.zeros((16, 128))
+        copy = pltpu.make_async_copy(x_ref.at[0, pl.ds(0, 8)], v.at[pl.ds(0, 8)], sem)
+        copy.start()
+        rows = jax.lax.broadcasted_iota(jnp.int32, (16, 128), 0)
+        lanes = jax.lax.broadcasted_iota(jnp.int32, (16, 128), 1)
+        mask = rows >= (7 if meets else 8)
+        if ragged:
+            mask = mask & ((lanes + rows) % 3 == 0)
+        if verb == "load":
+            o_ref[...] = pltpu.load(v.at[...], mask=mask)  # masked load
+            copy.wait()
+        else:
+            pltpu.store(v.at[...], jnp.ones((16, 128)), mask=mask)  # masked store
+            copy.wait()
+            o_ref[...] = v[...]
+
+    options = {"spaces": ["hbm"], "scratch": [pltpu.VMEM((16, 128), jnp.float32), DMA(())]}
+    if meets:
+        with pytest.raises(RaceError, match="load of" if verb == "load" else "store to") as caught:
+            run(kernel, ((16, 128), np.float32), X, **options)
+        assert ("where a mask selects" in str(caught.value)) == ragged
+        return
+    out = run(kernel, ((16, 128), np.float32), X, **options)
+    mask = np.arange(16)[:, None] + 0 * np.arange(128) >= 8
+    if ragged:
+        mask &= (np.arange(16)[:, None] + np.arange(128)) % 3 == 0
+    if verb == "store":
+        want = np.where(mask, 1, 0)
+        want[:8] = X[0, :8]
+        np.testing.assert_array_equal(out, want)
+    else:
+        assert (out[mask] == 0).all()
+
+
+def test_a_mask_that_selects_nothing_touches_nothing() -> None:
+    def kernel(x_ref: Any, o_ref: Any, v: Any, sem: Any) -> None:
+        copy = pltpu.async_copy(x_ref.at[0], v, sem)
+        pltpu.store(v.at[...], jnp.ones((16, 128)), mask=jnp.zeros((16, 128), jnp.bool_))
+        copy.wait()
+        o_ref[...] = v[...]
+
+    options = {"spaces": ["hbm"], "scratch": [pltpu.VMEM((16, 128), jnp.float32), DMA(())]}
+    np.testing.assert_array_equal(run(kernel, ((16, 128), np.float32), X, **options), X[0])
+
+
+def test_a_copy_to_a_part_that_is_no_box_leaves_what_lies_between() -> None:
+    """It does not overwrite the whole box: an unwaited copy between its parts is still a race later."""
+
+    def kernel(x_ref: Any, o_ref: Any, v: Any, sem: Any, other: Any) -> None:
+        columns = v.reshape(16, 2, 64)
+        left = pltpu.async_copy(x_ref.at[0, :, 0:64], columns.at[:, 0], sem)
+        pltpu.async_copy(x_ref.at[0, :, 64:128], columns.at[:, 1], other).wait()
+        o_ref[...] = v[...]  # the left half may not be there
+        left.wait()
+
+    options = {"spaces": ["hbm"], "scratch": [pltpu.VMEM((16, 128), jnp.float32), DMA(()), DMA(())]}
+    with pytest.raises(RaceError, match="load of v by the core"):
+        run(kernel, ((16, 128), np.float32), X, **options)
 
 
 def test_an_index_that_leaves_a_view() -> None:

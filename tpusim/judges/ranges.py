@@ -3,7 +3,8 @@
 Kernels name few different parts of a buffer and touch each many times.  So the parts are not cut at each
 other's bounds: each region that occurs has a cell of its own, and which other regions it overlaps is found
 once for all devices, when it first occurs.  An access then looks at its own cell and at those of overlapping
-regions in which something has happened since they were last overwritten whole.  Boxes and strides are exact.
+regions in which something has happened since they were last overwritten whole.  Boxes, strides and parts that
+are no box are exact.
 
 Reads that are certainly over when a later read begins are dropped: a write that comes after the later read
 comes after them too, and one that does not is a race with the later one.

@@ -183,6 +183,13 @@ class Region:
 
     is_box = True
     """Whether ``index`` says all about its values in an array."""
+    has_holes = False
+    """Whether there are elements in the box that do not belong to it."""
+
+    def elements(self) -> np.ndarray[Any, Any]:
+        """The row-major places in the buffer of its elements, ascending."""
+        places = np.arange(int(np.prod(self.spec.shape, dtype=np.int64))).reshape(self.spec.shape)
+        return np.ravel(places[self.index])
 
     def vector_bytes(self) -> int:
         """Bytes of the vector registers a load or store of it fills: whole 8x128 tiles of 32 bits."""
@@ -286,6 +293,21 @@ class Region:
             return False
         if self.dense and other.dense:
             return True
+        return self._boxes_meet(other) and (
+            not (self.has_holes or other.has_holes) or bool(np.isin(self.elements(), other.elements()).any())
+        )
+
+    def is_within(self, outer: Region) -> bool:
+        """Whether every element of this region is one of ``outer``."""
+        for (a, n, s), (b, m, t) in zip(self.box, outer.box, strict=True):
+            if a < b or a + (n - 1) * s > b + (m - 1) * t or (a - b) % t or (n > 1 and s % t):
+                return outer.has_holes and self.has_holes and self._elements_within(outer)
+        return not outer.has_holes or self._elements_within(outer)
+
+    def _elements_within(self, outer: Region) -> bool:
+        return bool(np.isin(self.elements(), outer.elements()).all())
+
+    def _boxes_meet(self, other: Region) -> bool:
         for (a, n, s), (b, m, t) in zip(self.box, other.box, strict=True):
             if a >= b + (m - 1) * t + 1 or b >= a + (n - 1) * s + 1:
                 return False

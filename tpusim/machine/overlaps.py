@@ -37,8 +37,8 @@ class RegionIndex:
         links: Links = {}
         for other in self._near(region):
             if region.overlaps(other):
-                links[other] = _within(other, region)
-                self.links[other][region] = _within(region, other)
+                links[other] = other.is_within(region)
+                self.links[other][region] = region.is_within(other)
         extents = tuple((size - 1) * stride + 1 for _, size, stride in region.box)
         place = tuple(start // extent for (start, _, _), extent in zip(region.box, extents, strict=True))
         self._classes.setdefault(extents, {}).setdefault(place, []).append(region)
@@ -58,11 +58,3 @@ class RegionIndex:
             else:
                 for place in product(*sides):
                     yield from grid.get(place, ())
-
-
-def _within(inner: Region, outer: Region) -> bool:
-    """Whether every element of ``inner`` is one of ``outer``."""
-    for (a, n, s), (b, m, t) in zip(inner.box, outer.box, strict=True):
-        if a < b or a + (n - 1) * s > b + (m - 1) * t or (a - b) % t or (n > 1 and s % t):
-            return False
-    return True

@@ -13,7 +13,7 @@ from tpusim.machine.core import Core
 from tpusim.machine.memory import Buffer, Region, sentinel
 from tpusim.machine.semaphores import Semaphore
 from tpusim.pallas.random_bits import CoreRandom, stack_keys
-from tpusim.pallas.views import ViewRegion
+from tpusim.pallas.views import ViewRegion, masked
 
 if TYPE_CHECKING:
     from tpusim.machine.calls import Call, Scope
@@ -102,6 +102,32 @@ class Frame:
         if value is not None and racing is not None and racing.dst is buffer:
             value = np.full_like(value, sentinel(value.dtype))
         return value
+
+    def load_masked(self, buffer: Buffer, region: Region, mask: Any, site: Any) -> Any:
+        """The values of a region of which only those under a mask are looked at; without data that is all of it."""
+        part = self._masked(region, mask)
+        racing = self.core.load(buffer, part, site) if part is not None else None
+        value = self.peek(buffer, region)
+        if value is not None and racing is not None and racing.dst is buffer:
+            value = np.full_like(value, sentinel(value.dtype))
+        return value
+
+    def store_masked(self, buffer: Buffer, region: Region, mask: Any, site: Any) -> None:
+        """Charge a store of the elements under a mask."""
+        part = self._masked(region, mask)
+        if part is not None:
+            self.core.store(buffer, part, site)
+
+    def _masked(self, region: Region, mask: Any) -> Region | None:
+        """What a mask leaves of a region, at the price of all of it; where that is nothing, the price is paid here."""
+        price = self.core.machine.price_access(region)
+        part = region if mask is None else masked(region, mask)
+        if part is None:
+            self.core.operations += 1
+            self.core.now += max(price)
+        elif part is not region:
+            part.load_ps, part.store_ps = price
+        return part
 
     def peek(self, buffer: Buffer, region: Region) -> Any:
         """The values of a region, at no cost."""

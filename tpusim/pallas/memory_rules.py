@@ -83,12 +83,22 @@ def _load(lowering: Lowering, eqn: Any, symbol: RefSymbol, region: str, block: B
 
 
 def _store(
-    lowering: Lowering, block: Block, eqn: Any, symbol: RefSymbol, region: str, code: str, source: int = -1
+    lowering: Lowering,
+    block: Block,
+    eqn: Any,
+    symbol: RefSymbol,
+    region: str,
+    code: str,
+    source: int = -1,
+    charge: str = "",
 ) -> None:
-    """Store a value, once it is computed; ``source``: the buffer it still looks into, if any."""
+    """Store a value, once it is computed; ``source``: the buffer it still looks into, if any.
+
+    ``charge``: the line that takes the time, if it is not that of a plain store.
+    """
     buffer = f"buf[p{symbol.slot}]"
     scalar = lowering.scalars.get(region)
-    charge = f"core.store({buffer}, {region}, {lowering.site(eqn)})"
+    charge = charge or f"core.store({buffer}, {region}, {lowering.site(eqn)})"
     lowering.emit(charge, held=None if scalar is None else (symbol.slot, "pass"))
     if scalar is not None:
         line = f"rt.put({buffer}, {region}, {code})"
@@ -144,7 +154,7 @@ def _masked_load(lowering: Lowering, block: Block, eqn: Any) -> None:
         return
     lowering.flush(block)  # the mask
     name = lowering.fresh("x")
-    lowering.emit(f"{name} = rt.load_view(buf[p{symbol.slot}], {region}, {lowering.site(eqn)})")
+    lowering.emit(f"{name} = rt.load_masked(buf[p{symbol.slot}], {region}, {mask.code}, {lowering.site(eqn)})")
     lowering.emit(f"{name} = rt.where({mask.code}, {name}, {'None' if other is None else other.code}, {region})")
     if is_integer(var.aval):
         lowering.emit(f"{name} = {name}.item()")
@@ -160,11 +170,13 @@ def _masked_swap(lowering: Lowering, block: Block, eqn: Any) -> None:
     if out in block.last_use:
         _load(lowering, eqn, symbol, region, block, out)
     lowering.flush(block, stored=symbol.slot)
-    code = value.code
-    if mask is not None:
-        old = f"rt.peek(buf[p{symbol.slot}], {region})"
-        code = f"rt.where({mask.code}, {code}, {old}, {region})"
-    _store(lowering, block, eqn, symbol, region, code)
+    if mask is None:
+        _store(lowering, block, eqn, symbol, region, value.code)
+        return
+    old = f"rt.peek(buf[p{symbol.slot}], {region})"
+    code = f"rt.where({mask.code}, {value.code}, {old}, {region})"
+    charge = f"rt.store_masked(buf[p{symbol.slot}], {region}, {mask.code}, {lowering.site(eqn)})"
+    _store(lowering, block, eqn, symbol, region, code, charge=charge)
 
 
 def _nothing(lowering: Lowering, block: Block, eqn: Any) -> None:

@@ -2,7 +2,8 @@
 
 A `ViewRegion` is a region of a buffer for everything that is about place and time (its box, bytes and tiles
 are those of the memory it covers), and knows how to read and write values of its own shape and type.  Where
-what it covers is not a box, the smallest box around it stands for it.
+what it covers is not a box, its time is that of the smallest box around it, and what it overlaps is found
+element by element.  Of an element that a bitcast takes apart, each part stands for all of it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tpusim.pallas.keys import Full, Index, Key, box_around, everything, full_ke
 class ViewRegion(Region):
     """What a transform makes of a region."""
 
-    __slots__ = ("dtype", "parent", "text")
+    __slots__ = ("_elements", "dtype", "has_holes", "parent", "text")
 
     is_box = False
 
@@ -35,6 +36,20 @@ class ViewRegion(Region):
         self.size = int(np.prod(shape, dtype=np.int64))
         self.nbytes = -(-self.size * element_bits(self.dtype) // 8)
         self.text = text
+        self._elements: np.ndarray[Any, Any] | None = None
+        self.has_holes = self.size * element_bits(self.dtype) < covers.size * covers.spec.bits
+        if self.has_holes:
+            self.dense = False
+
+    def elements(self) -> np.ndarray[Any, Any]:
+        """The places of its elements in the buffer, ascending."""
+        if self._elements is None:
+            self._elements = np.unique(self.places())
+        return self._elements
+
+    def places(self) -> np.ndarray[Any, Any]:
+        """For each of its elements, along the other dimensions, those places in the buffer that it lies in."""
+        raise NotImplementedError
 
     def sub(self, key: tuple[Index, ...]) -> Region:
         """The region ``key`` of this one."""
@@ -68,6 +83,13 @@ def covered(region: Region, key: Key) -> Region:
     return region.covered(key) if isinstance(region, ViewRegion) else region.sub(key)
 
 
+def places(region: Region) -> np.ndarray[Any, Any]:
+    """Where the elements of a region lie in the buffer: (places of one element, *shape)."""
+    if isinstance(region, ViewRegion):
+        return region.places()
+    return region.elements().reshape((1, *region.shape))
+
+
 def _dtype(region: Region) -> Any:
     return region.dtype if isinstance(region, ViewRegion) else region.spec.dtype
 
@@ -98,6 +120,10 @@ class Part(ViewRegion):
             else:
                 parts.append((start + inner[0] * stride, inner[1], inner[2] * stride))
         return tuple(parts)
+
+    def places(self) -> np.ndarray[Any, Any]:
+        """A part of the parent's."""
+        return places(self.parent)[(slice(None), *self.slices)]
 
     def read(self, array: np.ndarray[Any, Any]) -> Any:
         """Read through the parent."""
@@ -138,6 +164,10 @@ class Reshaped(ViewRegion):
             parts += box_around(np.unravel_index(elements, old)) if old else []
         return tuple(parts)
 
+    def places(self) -> np.ndarray[Any, Any]:
+        """The parent's in another shape."""
+        return places(self.parent).reshape((-1, *self.shape))
+
     def read(self, array: np.ndarray[Any, Any]) -> Any:
         """A view of the parent's values where they lie together."""
         return self.parent.read(array).reshape(self.shape)
@@ -161,6 +191,10 @@ class Transposed(ViewRegion):
     def pull(self, key: Key) -> Key:
         """Each index where its dimension was."""
         return tuple(key[self.order.index(dim)] for dim in range(len(key)))
+
+    def places(self) -> np.ndarray[Any, Any]:
+        """The parent's in another order."""
+        return places(self.parent).transpose((0, *(dim + 1 for dim in self.order)))
 
     def read(self, array: np.ndarray[Any, Any]) -> Any:
         """A view."""
@@ -200,6 +234,15 @@ class Bitcast(ViewRegion):
             index = index * self.wider // self.old
         return (*key[:-2], *box_around((index,)), key[-1])
 
+    def places(self) -> np.ndarray[Any, Any]:
+        """A wider row lies in several rows, of a narrower one several lie in one."""
+        of_parent = places(self.parent)
+        if self.wider <= self.old:
+            return np.repeat(of_parent, self.old // self.wider, -2) if self.wider < self.old else of_parent
+        ratio = self.wider // self.old
+        rows = of_parent.reshape((*of_parent.shape[:-2], -1, ratio, of_parent.shape[-1]))
+        return np.moveaxis(rows, -2, 0).reshape((-1, *self.shape))
+
     def read(self, array: np.ndarray[Any, Any]) -> Any:
         """Always a copy."""
         return bitcast_rows(self.parent.read(array), self.dtype)
@@ -208,6 +251,39 @@ class Bitcast(ViewRegion):
         """As the parent's elements."""
         whole = np.broadcast_to(np.asarray(value, self.dtype), self.shape)
         self.parent.write(array, bitcast_rows(whole, _dtype(self.parent)))
+
+
+class Masked(ViewRegion):
+    """Those elements of a region that a mask selects, in no order: a place and a time, never values."""
+
+    __slots__ = ("mask",)
+
+    def __init__(self, parent: Region, mask: np.ndarray[Any, Any], covers: Region) -> None:
+        count = int(mask.sum())
+        super().__init__(parent, covers, (count,), _dtype(parent), f" where a mask selects {count} of {parent.size}")
+        self.mask = mask
+
+    def places(self) -> np.ndarray[Any, Any]:
+        """The selected ones."""
+        return places(self.parent)[:, self.mask]
+
+
+def masked(region: Region, mask: Any) -> Region | None:
+    """The part of a region that a mask selects: the region itself, a box, single elements, or ``None``."""
+    chosen = np.broadcast_to(np.asarray(mask, np.bool_), region.shape)
+    if chosen.all():
+        return region
+    subs: dict[Any, Region | None] = cast(Any, region.subs)
+    key = "mask", chosen.tobytes()
+    if key not in subs:
+        subs[key] = _select(region, chosen) if chosen.any() else None
+    return subs[key]
+
+
+def _select(region: Region, mask: np.ndarray[Any, Any]) -> Region:
+    key = tuple(box_around(np.nonzero(mask)))
+    inside = region.sub(key)
+    return inside if inside.size == mask.sum() else Masked(region, mask, covered(region, key))
 
 
 def reshaped(region: Region, shape: tuple[int, ...]) -> Region:
