@@ -285,6 +285,18 @@ def test_exceptions_elsewhere_in_the_file(tpusim, change, text):
     assert re.search(pattern.replace(".*", r"\d+"), out)
 
 
+def test_a_trace_of_some_devices_or_in_parts(tpusim):
+    write("k.py")
+    for options, processes in ((["--trace-devices", "0-1,3"], 3), (["--trace-parts", "10"], 4)):
+        status, _, _ = tpusim("run", "k.py", "--mesh", "4", "--trace", "t.json", *options)
+        assert status == 0
+        events = strict_json(Path("t.json").read_text())["traceEvents"]
+        assert sum(e["name"] == "process_name" and "/device:TPU:" in e["args"]["name"] for e in events) == processes
+    status, _, err = tpusim("run", "k.py", "--mesh", "4", "--trace", "t.json", "--trace-devices", "4")
+    assert status == 2
+    assert err == "Error: --trace-devices: the mesh has devices 0 to 3\n"
+
+
 def test_python_branches_on_traced_values_are_explained_at_their_line(tpusim):
     write("k.py", ("    o_ref[...] = x_ref[...] + left_ref[...]", "    if me == 0:\n        o_ref[...] = x_ref[...]"))
     status, out, _ = tpusim("run", "k.py")
@@ -334,6 +346,10 @@ def test_ctrl_c_gives_the_report(tpusim):
         (["k.py", "--backend", "interpret", "--no-data"], "--data has no meaning with --backend interpret"),
         (["k.py", "--json", "no/r.json"], "cannot write no/r.json: there is no directory no"),
         (["k.py", "--trace", "."], "cannot write .: it is a directory"),
+        (["k.py", "--trace-devices", "0"], "--trace-devices says what --trace writes, and there is no --trace"),
+        (["k.py", "--trace-parts", "9"], "--trace-parts says what --trace writes, and there is no --trace"),
+        (["k.py", "--trace", "t.json", "--trace-devices", "3-1"],
+         "--trace-devices takes numbers and ranges such as 0-3,8, not '3-1'"),
         (["few.py", "--dtype", "int8"],
          "few.py: nothing takes a parameter 'dtype'; inputs() has: shape"),
         (["k.py", "--param", "bm"], "--param takes KEY=VALUE such as bm=128, not 'bm'"),

@@ -6,6 +6,7 @@ from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from tpusim.trace.flows import arrows
 from tpusim.trace.lanes import pack
 from tpusim.trace.names import inside
 from tpusim.trace.perfetto import write_trace
+from tpusim.trace.pod import covered
 from tpusim.trace.terminal import ASCII, timeline
 
 KERNELS = Path(__file__).parents[1] / "kernels"
@@ -188,23 +190,22 @@ def test_processes_and_tracks_are_named(tmp_path):
     options = {"slice": "v5e:2x4", "layout": "row-major"}
     events = traced(simulate("halo_exchange", (2, 4), options), tmp_path)
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
-    assert names[0] == "device (0, 0) chip (0,0)"
-    assert names[7] == "device (1, 3) chip (1,3)"
-    assert names[8] == "ICI links"
-    assert names[9] == "HBM"
+    assert names[1000] == "/device:TPU:0 (0, 0) chip (0,0), simulated"
+    assert names[1007] == "/device:TPU:7 (1, 3) chip (1,3), simulated"
+    assert names[900] == "ICI links"
+    assert names[901] == "HBM"
     tracks = {(e["pid"], e["args"]["name"]) for e in events if e["name"] == "thread_name"}
-    assert (0, "core") in tracks
-    assert (0, "DMA remote 0") in tracks
-    assert (8, "(0,0)->(1,0)") in tracks
+    assert {(1000, "XLA Modules"), (1000, "XLA Ops"), (1000, "Async XLA Ops, DMA remote 0")} <= tracks
+    assert (900, "(0,0)->(1,0)") in tracks
     counters = {(e["pid"], e["name"]) for e in events if e["ph"] == "C"}
-    assert (8, "link (0,0)->(1,0)") in counters
-    assert (9, "HBM (1,3)") in counters
+    assert (900, "link (0,0)->(1,0)") in counters
+    assert (901, "HBM (1,3)") in counters
 
 
 def test_both_devices_of_a_chip_are_told_apart(tmp_path):
     events = traced(simulate("all_to_all", 8, {"slice": "v7x:2x2x1"}), tmp_path)
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
-    assert {name.split(" chip ")[1] for name in names.values() if " chip " in name} == {
+    assert {name.split(" chip ")[1].removesuffix(", simulated") for name in names.values() if " chip " in name} == {
         f"({x},{y},0) core {core}" for x in (0, 1) for y in (0, 1) for core in (0, 1)
     }
 
@@ -240,9 +241,9 @@ def test_counters_carry_every_byte(tmp_path, name, devices, options, detail):
 
 def test_overlapping_copies_get_lanes_of_their_own(tmp_path):
     events = traced(simulate("all_to_all", 8, {"slice": "v6e:2x4"}), tmp_path)
-    lanes = [e for e in events if e["name"] == "thread_name" and e["pid"] == 0 and "DMA remote" in e["args"]["name"]]
+    lanes = [e for e in events if e["name"] == "thread_name" and e["pid"] == 1000 and "DMA remote" in e["args"]["name"]]
     assert len(lanes) == 7
-    assert [e["args"]["name"] for e in lanes] == [f"DMA remote {lane}" for lane in range(7)]
+    assert [e["args"]["name"] for e in lanes] == [f"Async XLA Ops, DMA remote {lane}" for lane in range(7)]
 
 
 def test_equal_runs_give_equal_files_packed_or_not(tmp_path):
@@ -364,3 +365,52 @@ def test_a_deadlock_is_seen_waiting_to_the_end(tmp_path):
     result = simulate_starter(tmp_path, ("    copy.start()\n", ""))
     for line in timeline(result, 60)[:4]:
         assert line.endswith("░░░")
+
+
+def test_a_trace_of_some_devices_is_a_part_of_the_whole_with_the_same_numbers(tmp_path):
+    result = simulate("all_to_all", 8, {"slice": "v6e:2x4"})
+    whole = traced(result, tmp_path)
+    write_trace(result, tmp_path / "some.json", devices=[2, 5])
+    some = read(tmp_path / "some.json")["traceEvents"]
+    kinds = ("call", "compute", "wait", "signal", "start", "copy", "leg")
+
+    def of(events, *pids):
+        return [e for e in events if e["pid"] in pids and e.get("cat") in kinds]
+
+    assert of(some, 1002, 1005) == of(whole, 1002, 1005)
+    assert {e["pid"] for e in some} == {900, 901, 1002, 1005}
+    ids = {e["id"] for e in some if e["ph"] in "sf"}
+    assert [e for e in whole if e["ph"] in "sf" and e["id"] in ids] == [e for e in some if e["ph"] in "sf"]
+
+
+@given(st.lists(st.tuples(st.integers(0, 900), st.integers(0, 100)), max_size=30), st.integers(1, 40))
+def test_parts_of_a_run_cover_what_its_stretches_cover(found, parts):
+    stretches = [(begin, begin + length) for begin, length in found]
+    edges = np.linspace(0.0, 1000.0, parts + 1)
+    share = covered(stretches, edges)
+    assert (share * np.diff(edges)).sum() == pytest.approx(sum(length for _, length in found))
+    for low, high, value in zip(edges, edges[1:], share, strict=False):
+        inside = sum(max(0.0, min(high, end) - max(low, begin)) for begin, end in stretches)
+        assert value == pytest.approx(inside / (high - low), abs=1e-9)
+
+
+def test_a_trace_in_parts_is_small_and_says_how_busy_everything_was(tmp_path):
+    result = simulate("ring_all_gather", 16, {"slice": "v5e:4x4"})
+    write_trace(result, tmp_path / "t.json", parts=20)
+    events = read(tmp_path / "t.json")["traceEvents"]
+    assert {e["ph"] for e in events} == {"M", "C"}
+    names = {(e["pid"], e["name"]) for e in events if e["ph"] == "C"}
+    assert {(1000, "compute"), (1015, "waiting"), (1003, "copies in flight"), (901, "HBM (0,0)")} <= names
+    for pid, name in names:
+        points = [(ps(e["ts"]), e["args"]["value"]) for e in events if (e["pid"], e["name"]) == (pid, name)]
+        assert len(points) <= 21
+        assert all(value >= 0 for _, value in points)
+        assert points == sorted(points)
+    busy = sum(
+        a[1] * (b[0] - a[0])
+        for a, b in pairwise(
+            [(ps(e["ts"]), e["args"]["value"]) for e in events if (e["pid"], e["name"]) == (1000, "waiting")]
+        )
+    )
+    waits = sum(w.to_ps - w.from_ps for w in result.trace.waits if w.core.device == 0)
+    assert busy == pytest.approx(waits, rel=1e-2)

@@ -50,3 +50,13 @@ Faults = Annotated[
 Replay = Annotated[str | None, typer.Option("--replay", help="Schedule and faults of a finding: its token.")]
 Html = Annotated[str, typer.Option("--html", help="The page to write.", show_default=False)]
 JsonFile = Annotated[str | None, typer.Option("--json", help="Write the result as JSON; - for stdout.")]
+TraceFile = Annotated[
+    str | None, typer.Option("--trace", help="Write a timeline for ui.perfetto.dev (.json or .json.gz).")
+]
+TraceDevices = Annotated[
+    str | None, typer.Option("--trace-devices", help="Devices in the timeline, row-major numbers: 0-3,8.")
+]
+TraceParts = Annotated[
+    int | None,
+    typer.Option("--trace-parts", min=1, help="For pods: how busy all is in so many parts of the run."),
+]

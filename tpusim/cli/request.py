@@ -83,6 +83,20 @@ def parse_layout(text: str | None) -> Any:
     return places
 
 
+def parse_devices(text: str | None) -> tuple[int, ...] | None:
+    """``--trace-devices``: numbers and ranges such as ``0-3,8``."""
+    if text is None:
+        return None
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        ends = (first, last) if dash else (first, first)
+        if not all(end.isdecimal() and end.isascii() for end in ends) or int(ends[0]) > int(ends[1]):
+            raise OptionError(f"--trace-devices takes numbers and ranges such as 0-3,8, not {text!r}")
+        found |= set(range(int(ends[0]), int(ends[1]) + 1))
+    return tuple(sorted(found))
+
+
 def check_writable(path: str | None) -> None:
     """Before a long run, not after it."""
     if path is None or path == "-":

@@ -32,9 +32,12 @@ from tpusim.cli.options import (
     Seed,
     ShapeText,
     SliceText,
+    TraceDevices,
+    TraceFile,
+    TraceParts,
 )
 from tpusim.cli.progress import RunProgress
-from tpusim.cli.request import check_writable, make_job
+from tpusim.cli.request import check_writable, make_job, parse_devices
 from tpusim.cli.show import show
 from tpusim.errors import OptionError
 from tpusim.job import Status, run_job
@@ -79,7 +82,9 @@ def run(
     chip: Chip = None,
     backend: Annotated[str, typer.Option(help="sim, or interpret: JAX's TPU interpret mode.")] = "sim",
     json_file: JsonFile = None,
-    trace: Annotated[str | None, typer.Option(help="Write a timeline for ui.perfetto.dev (.json or .json.gz).")] = None,
+    trace: TraceFile = None,
+    trace_devices: TraceDevices = None,
+    trace_parts: TraceParts = None,
 ) -> None:
     """Run a kernel, check it, time it.
 
@@ -92,6 +97,10 @@ def run(
         schedule=schedule, faults=fault, replay=replay, chip=chip, backend=backend, detail=trace is not None,
     )  # fmt: skip
     _check_backend(backend, job.options, trace)
+    devices = parse_devices(trace_devices)
+    for option, value in (("--trace-devices", devices), ("--trace-parts", trace_parts)):
+        if value is not None and trace is None:
+            raise OptionError(f"{option} says what --trace writes, and there is no --trace")
     if trace == "-":
         raise OptionError("--trace takes the path of a file, not - for the standard output")
     for path in (json_file, trace):
@@ -104,7 +113,7 @@ def run(
     else:
         show(console, outcome)
     if trace is not None:
-        _write_trace(outcome.result, trace)
+        _write_trace(outcome.result, trace, devices, trace_parts)
     if json_file is not None:
         write_json(outcome.as_dict(), json_file)
     raise typer.Exit(outcome.status)
@@ -122,12 +131,14 @@ def _check_backend(backend: str, options: Mapping[str, Any], trace: str | None) 
         raise OptionError("--trace needs --backend sim: interpret mode has no time")
 
 
-def _write_trace(result: Result | None, path: str) -> None:
+def _write_trace(result: Result | None, path: str, devices: tuple[int, ...] | None, parts: int | None) -> None:
     if result is None:
         typer.echo(f"no trace in {path}: there is no run to show", err=True)
         return
+    if devices is not None and max(devices) >= len(result.place.devices):
+        raise OptionError(f"--trace-devices: the mesh has devices 0 to {len(result.place.devices) - 1}")
     try:
-        write_trace(result, path)
+        write_trace(result, path, devices, parts)
     except OSError as error:
         raise OptionError(f"cannot write {path}: {error.strerror}") from None
 

@@ -27,9 +27,11 @@ class Names:
         self._semaphores: dict[Semaphore, str] = {}
         self._sites: dict[Any, str] = {}
 
-    def device(self, device: int) -> str:
-        """``device (0, 1) chip (1,0)``."""
-        return f"device {self.coords[device]} chip {self._chip_of(self._place.devices[device])}"
+    def process(self, device: int) -> str:
+        """``/device:TPU:3 (0, 1) chip (1,0), simulated``: xprof's word first."""
+        return (
+            f"/device:TPU:{device} {self.coords[device]} chip {self._chip_of(self._place.devices[device])}, simulated"
+        )
 
     def memory(self, unit: int) -> str:
         """Where an HBM is; ``unit`` is a device where each has its own, else a chip."""

@@ -1,8 +1,10 @@
 """The timeline of a run as Chrome trace JSON, for ui.perfetto.dev and chrome://tracing.
 
-Every device is a process: a track for its core, then a lane for each copy in flight, by direction.  The
-links are a process with a track each, the memories another with a counter each.  Arrows lead from the
-start of a copy, or a signal, to the wait that took it.
+Lanes have the words that xprof uses for a TPU, so that a simulated and a measured trace can be read side by
+side: every device is a process ``/device:TPU:0``, its calls are on ``XLA Modules``, what its core does on
+``XLA Ops``, its copies on lanes of ``Async XLA Ops``, by direction.  The links are a process with a track each,
+the memories another with a counter each.  Arrows lead from the start of a copy, or a signal, to the wait that
+took it.  Numbers of processes and tracks depend on the device and the lane alone, and lie beyond those of xprof.
 
 A run may hold a million events, so they are formatted by hand and written as they are made; nothing
 holds the whole text.  Times are microseconds, as the format wants, beside exact picoseconds in ``args``.
@@ -14,7 +16,7 @@ import gc
 import gzip
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -25,7 +27,9 @@ from tpusim.trace.flows import arrows
 from tpusim.trace.lanes import pack
 from tpusim.trace.log import SignalSent
 from tpusim.trace.names import Names, inside
+from tpusim.trace.pod import in_parts
 from tpusim.trace.rates import rate_changes
+from tpusim.trace.steps import calls_of
 from tpusim.units import json_safe
 
 if TYPE_CHECKING:
@@ -33,14 +37,22 @@ if TYPE_CHECKING:
     from tpusim.machine.dma import Copy
     from tpusim.result import Result
 
-_CORE_TRACK = 1
+_CALL_TRACK, _CORE_TRACK, _COPY_TRACK = 1, 2, 1000
+LINKS_PID, HBM_PID, FIRST_PID = 900, 901, 1000
+"""Processes; xprof numbers its own from 1 to 701."""
+_LANES = 1000
+"""Numbers of tracks kept for each direction of copies."""
 _DIRECTIONS = ("hbm_to_vmem", "vmem_to_hbm", "vmem_to_vmem", "hbm_to_hbm", "smem", "remote")
 _BATCH = 4096
 
 
-def write_trace(result: Result, file: str | Path) -> None:
+def write_trace(
+    result: Result, file: str | Path, devices: Collection[int] | None = None, parts: int | None = None
+) -> None:
     """Write the timeline of ``result``, of a failed run too; compressed where ``file`` ends in ``.gz``.
 
+    ``devices``: row-major numbers of those to show with what they started, default all.  ``parts``: instead of
+    single events, how busy each device, link and memory was in so many equal parts of the run: for whole pods.
     Equal runs give equal files.  Raises ``OSError`` where the file cannot be written.
     """
     head = json.dumps(
@@ -58,7 +70,8 @@ def write_trace(result: Result, file: str | Path) -> None:
     )
     with _opened(Path(file)) as out, _uncollected():
         out.write(f'{{"displayTimeUnit":"ns","otherData":{head},"traceEvents":[\n')
-        events = _Events(result).all()
+        made = Events(result, devices)
+        events = made.all() if parts is None else in_parts(made, parts)
         separator = ""
         while batch := list(islice(events, _BATCH)):
             out.write(separator + ",\n".join(batch))
@@ -93,19 +106,24 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-class _Events:
+class Events:
     """Makes the events of one run, each as JSON text."""
 
-    def __init__(self, result: Result) -> None:
+    def __init__(self, result: Result, devices: Collection[int] | None = None) -> None:
         self.result = result
         self.log = result.trace
         self.place = result.place
-        self.count = len(self.place.devices)
-        self.links_pid = self.count
-        self.hbm_pid = self.count + 1
+        self.shown = frozenset(range(len(self.place.devices)) if devices is None else devices)
+        self.copies = [copy for copy in self.log.copies if copy.core.device in self.shown]
         self.end_ps = max([int(result.time), *(copy.written_ps for copy in self.log.copies)])
         self.names = Names(result.place)
         self.coords, self.us = self.names.coords, self.names.us
+
+    links_pid, hbm_pid = LINKS_PID, HBM_PID
+
+    def pid(self, device: int) -> int:
+        """The process of a device."""
+        return FIRST_PID + device
 
     def all(self) -> Iterator[str]:
         """Every event; what concerns one track stands together."""
@@ -117,11 +135,13 @@ class _Events:
 
     # -- names ----------------------------------------------------------------------------------
 
-    def _process(self, pid: int, name: str) -> Iterator[str]:
+    def process(self, pid: int, name: str) -> Iterator[str]:
+        """Name a process."""
         yield f'{{"ph":"M","pid":{pid},"tid":0,"name":"process_name","args":{{"name":{json.dumps(name)}}}}}'
         yield f'{{"ph":"M","pid":{pid},"tid":0,"name":"process_sort_index","args":{{"sort_index":{pid}}}}}'
 
-    def _track(self, pid: int, tid: int, name: str) -> Iterator[str]:
+    def track(self, pid: int, tid: int, name: str) -> Iterator[str]:
+        """Name a track."""
         yield f'{{"ph":"M","pid":{pid},"tid":{tid},"name":"thread_name","args":{{"name":{json.dumps(name)}}}}}'
         yield f'{{"ph":"M","pid":{pid},"tid":{tid},"name":"thread_sort_index","args":{{"sort_index":{tid}}}}}'
 
@@ -135,30 +155,40 @@ class _Events:
     # -- cores ----------------------------------------------------------------------------------
 
     def _cores(self) -> Iterator[str]:
+        calls = calls_of(self.result, self.end_ps)
         for core in self.result.cores:
-            pid = core.device
-            yield from self._process(pid, self.names.device(pid))
-            yield from self._track(pid, _CORE_TRACK, "core")
-            if core.call is not None:
-                end = core.exited_ps if core.exited_ps >= 0 else max(self.end_ps, core.now)
-                yield self._slice(pid, _CORE_TRACK, core.entered_ps, end, inside(core.call.name), "call")
+            if core.device not in self.shown:
+                continue
+            pid = FIRST_PID + core.device
+            yield from self.process(pid, self.names.process(core.device))
+            yield from self.track(pid, _CALL_TRACK, "XLA Modules")
+            yield from self.track(pid, _CORE_TRACK, "XLA Ops")
+            for name, begin, end in calls[core.device]:
+                yield self._slice(pid, _CALL_TRACK, begin, end, inside(name), "call")
             if core.blocked is not None:
                 yield self._blocked(core)
         for compute in self.log.computes:
-            pid, operation, begin, end = compute.core.device, compute.operation, compute.from_ps, compute.to_ps
+            if compute.core.device not in self.shown:
+                continue
+            operation, begin, end = compute.operation, compute.from_ps, compute.to_ps
+            pid = FIRST_PID + compute.core.device
             yield self._slice(pid, _CORE_TRACK, begin, end, inside(operation), "compute", self._at(compute.site))
         for wait in self.log.waits:
+            if wait.core.device not in self.shown:
+                continue
             begin, end = wait.from_ps, wait.to_ps
             args = f'"amount":{wait.amount},{self._at(wait.site)}'
             name = f"wait {self.names.semaphore(wait.semaphore)}"
-            yield self._slice(wait.core.device, _CORE_TRACK, begin, end, name, "wait", args)
+            yield self._slice(FIRST_PID + wait.core.device, _CORE_TRACK, begin, end, name, "wait", args)
         for signal in self.log.signals:
+            if signal.core.device not in self.shown:
+                continue
             end = signal.sent_ps
             begin = end - signal.core.machine.timing.signal_ps
             target = self.coords[signal.semaphore.device]
             args = f'"amount":{signal.amount},{self._at(signal.site)}'
             name = f"signal {self.names.semaphore(signal.semaphore)} {target}"
-            yield self._slice(signal.core.device, _CORE_TRACK, begin, end, name, "signal", args)
+            yield self._slice(FIRST_PID + signal.core.device, _CORE_TRACK, begin, end, name, "signal", args)
 
     def _blocked(self, core: Core) -> str:
         blocked = core.blocked
@@ -167,7 +197,7 @@ class _Events:
         begin, end = blocked.since_ps, max(self.end_ps, blocked.since_ps)
         args = f'"amount":{blocked.amount},"value":{blocked.semaphore.value},"satisfied":false,{self._at(blocked.site)}'
         name = f"wait {self.names.semaphore(blocked.semaphore)} for ever"
-        return self._slice(core.device, _CORE_TRACK, begin, end, name, "wait", args)
+        return self._slice(FIRST_PID + core.device, _CORE_TRACK, begin, end, name, "wait", args)
 
     def _at(self, site: Any) -> str:
         return f'"site":"{self.names.site(site)}"'
@@ -176,21 +206,21 @@ class _Events:
 
     def _copies(self) -> Iterator[str]:
         lanes: dict[int, dict[str, list[Copy]]] = {}
-        for copy in self.log.copies:
+        for copy in self.copies:
             lanes.setdefault(copy.core.device, {}).setdefault(copy.route.kind, []).append(copy)
         for device in sorted(lanes):
             by_kind = lanes[device]
-            first = _CORE_TRACK + 1
-            for kind in [*_DIRECTIONS, *sorted(set(by_kind) - set(_DIRECTIONS))]:
+            pid = FIRST_PID + device
+            for number, kind in enumerate(_DIRECTIONS):
+                first = _COPY_TRACK + number * _LANES
                 copies = by_kind.get(kind, ())
                 placed = pack((copy.issued_ps, self._ended(copy)) for copy in copies)
                 used = max(placed, default=-1) + 1
                 title = kind.replace("_to_", "->")
                 for lane in range(used):
-                    yield from self._track(device, first + lane, f"DMA {title} {lane}")
+                    yield from self.track(pid, first + lane, f"Async XLA Ops, DMA {title} {lane}")
                 for copy, lane in zip(copies, placed, strict=True):
-                    yield from self._copy(copy, device, first + lane)
-                first += used
+                    yield from self._copy(copy, pid, first + lane)
 
     def _ended(self, copy: Copy) -> int:
         return copy.written_ps if copy.written_ps >= 0 else max(self.end_ps, copy.issued_ps)
@@ -230,6 +260,8 @@ class _Events:
         us = self.us
         for number, (source, leg, wait) in enumerate(arrows(self.log), 1):
             core = source.core
+            if core.device not in self.shown or wait.core.device not in self.shown:
+                continue
             if isinstance(source, SignalSent):
                 begin = source.sent_ps - core.machine.timing.signal_ps
             else:
@@ -237,20 +269,20 @@ class _Events:
             # one picosecond before its end, so that the arrow ends inside the wait
             end = max(wait.from_ps, wait.to_ps - 1)
             tail = f'"id":{number},"tid":{_CORE_TRACK},"name":"{leg}","cat":"arrow"'
-            yield f'{{"ph":"s","pid":{core.device},"ts":{us[begin]},{tail}}}'
-            yield f'{{"ph":"f","bp":"e","pid":{wait.core.device},"ts":{us[end]},{tail}}}'
+            yield f'{{"ph":"s","pid":{FIRST_PID + core.device},"ts":{us[begin]},{tail}}}'
+            yield f'{{"ph":"f","bp":"e","pid":{FIRST_PID + wait.core.device},"ts":{us[end]},{tail}}}'
 
     # -- links and memories ---------------------------------------------------------------------
 
     def _links(self) -> Iterator[str]:
         carried: dict[int, list[Copy]] = {}
-        for copy in self.log.copies:
+        for copy in self.copies:
             if copy.begin_ps >= 0:
                 for index in copy.route.links:
                     carried.setdefault(index, []).append(copy)
         if not carried:
             return
-        yield from self._process(self.links_pid, "ICI links")
+        yield from self.process(LINKS_PID, "ICI links")
         first = 1
         for index in sorted(carried):
             copies = sorted(carried[index], key=lambda copy: copy.begin_ps)
@@ -258,11 +290,11 @@ class _Events:
             placed = pack(zip((copy.begin_ps for copy in copies), ends, strict=True))
             name = str(link(self.place.slice, index))
             for lane in range(max(placed) + 1):
-                yield from self._track(self.links_pid, first + lane, name + (f" #{lane + 1}" if lane else ""))
+                yield from self.track(LINKS_PID, first + lane, name + (f" #{lane + 1}" if lane else ""))
             for copy, end, lane in zip(copies, ends, placed, strict=True):
                 way = f"{self.coords[copy.core.device]} -> {self.coords[copy.dst.device]}"
                 yield self._slice(
-                    self.links_pid,
+                    LINKS_PID,
                     first + lane,
                     copy.begin_ps,
                     end,
@@ -275,16 +307,19 @@ class _Events:
     def _counters(self) -> Iterator[str]:
         """Bytes per second on every link and memory."""
         changes = rate_changes(self.result)
+        if len(self.shown) < len(self.place.devices):
+            crossed = {resource for copy in self.copies for resource in copy.path.resources}
+            changes = {resource: rates for resource, rates in changes.items() if resource in crossed}
         if not changes:
             return
         wiring = self.result.cores[0].machine.wiring
         memories = {memory: f"HBM {self.names.memory(unit)}" for unit, memory in wiring.hbms.items()}
         names = memories | {used: f"link {link(self.place.slice, index)}" for index, used in wiring.links.items()}
         if not changes.keys().isdisjoint(memories):
-            yield from self._process(self.hbm_pid, "HBM")
+            yield from self.process(HBM_PID, "HBM")
         us = self.us
         for resource, name in names.items():
-            pid = self.hbm_pid if resource in memories else self.links_pid
+            pid = HBM_PID if resource in memories else LINKS_PID
             head = f'{{"ph":"C","pid":{pid},"tid":0,"name":{json.dumps(name)},"ts":'
             last = 0
             for at, rate in changes.get(resource, ()):

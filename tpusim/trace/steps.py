@@ -48,7 +48,7 @@ class Steps:
         self._arrivals: dict[Semaphore, list[Arrival]] = arrivals(result.trace)
         raw: list[list[Step]] = [[] for _ in result.cores]
         _collect(result, raw)
-        inside = _calls(result, self.end_ps)
+        inside = [[(begin, end) for _, begin, end in own] for own in calls_of(result, self.end_ps)]
         self.of: list[list[Step]] = [
             _without_gaps(core.device, raw[core.device], inside[core.device], self.end_ps) for core in result.cores
         ]
@@ -90,18 +90,18 @@ def _collect(result: Result, raw: list[list[Step]]) -> None:
             )
 
 
-def _calls(result: Result, end_ps: int) -> list[list[tuple[int, int]]]:
-    """For each device when it was inside of calls."""
-    calls: list[list[tuple[int, int]]] = [[] for _ in result.cores]
-    entered: dict[Core, int] = {}
+def calls_of(result: Result, end_ps: int) -> list[list[tuple[str, int, int]]]:
+    """For each device the calls it was in: name, from, to; ``end_ps`` where it never left."""
+    calls: list[list[tuple[str, int, int]]] = [[] for _ in result.cores]
+    entered: dict[Core, tuple[str, int]] = {}
     for stay in result.trace.stays:
         if stay.buffers is None:
             if stay.has_entered:
-                entered[stay.core] = stay.at_ps
+                entered[stay.core] = stay.call.name, stay.at_ps
             elif stay.core in entered:
-                calls[stay.core.device].append((entered.pop(stay.core), stay.at_ps))
-    for core, since in entered.items():
-        calls[core.device].append((since, end_ps))
+                calls[stay.core.device].append((*entered.pop(stay.core), stay.at_ps))
+    for core, (name, since) in entered.items():
+        calls[core.device].append((name, since, max(end_ps, since)))
     return calls
 
 
