@@ -411,23 +411,66 @@ def test_copy_that_may_come_before_its_target_has_entered_the_scope():
     run(scoped_copy(True), tiles(2), **declared)
 
 
-def test_signal_that_may_come_before_its_target_has_entered_the_scope():
+def second_barrier(before, after, delayed=0):
+    """Two devices meet, then meet again on a semaphore of a scope, with work before or after in a scope of its own."""
+
     def kernel(x_ref, o_ref):
         me = axis_index("x")
 
         def body(credit):
-            semaphore_signal(credit, device_id=1 - me)  # to a scope
+            semaphore_signal(credit, device_id=1 - me)
             semaphore_wait(credit)
+
+        def work(sem):
+            when(me == 0)(lambda: delay(delayed))
+            make_async_copy(x_ref, o_ref, sem).start()
+            make_async_copy(x_ref, o_ref, sem).wait()
+
+        meet(1 - me)
+        if before:
+            run_scoped(work, DMA)
+        run_scoped(body, REGULAR)
+        if after:
+            run_scoped(work, DMA)
+
+    return kernel
+
+
+@pytest.mark.parametrize("delayed", [0, 5000])
+def test_the_scope_of_a_semaphore_need_not_be_entered_when_a_peer_signals_it(delayed):
+    for after in (False, True):
+        findings, _ = record(second_barrier(False, after, delayed), tiles(2), mesh=2, collective_id=1)
+        assert {f.kind for f in findings} == (set() if after else {Kind.UNINITIALISED})  # nobody writes the output
+
+
+@pytest.mark.parametrize("delayed", [0, 5000])
+def test_signal_that_may_meet_another_scope_that_has_the_same_counter(delayed):
+    findings, _ = record(second_barrier(True, False, delayed), tiles(2), mesh=2, collective_id=1)
+    assert {f.kind for f in findings} == {Kind.LIFETIME}
+    assert findings[0].message in {
+        f"signal to credit on device ({target},) by device ({1 - target},): nothing makes sure that device "
+        f"({target},) has entered the call or run_scoped that owns it; a barrier or a signal from there has to come first."
+        for target in range(2)
+    }
+
+
+def test_signal_to_a_scope_that_its_target_has_left():
+    def kernel(x_ref, o_ref):
+        me = axis_index("x")
+
+        def body(credit):
+            @when(me == 0)
+            def _():
+                delay(5000)
+                semaphore_signal(credit, device_id=1)
 
         meet(1 - me)
         run_scoped(body, REGULAR)
+        when(me == 1)(lambda: delay(20000))
 
     findings, _ = record(kernel, tiles(2), mesh=2, collective_id=1)
     assert Kind.LIFETIME in {f.kind for f in findings}
-    assert findings[0].message == (
-        "signal to credit on device (0,) by device (1,): nothing makes sure that device (0,) has entered the call or "
-        "run_scoped that owns it; a barrier or a signal from there has to come first."
-    )
+    assert any("device (1,) has left the call or run_scoped that owns it" in f.message for f in findings)
 
 
 def test_remote_copy_that_its_target_does_not_wait_for():

@@ -8,6 +8,8 @@ store, or the start of a copy, whose legs may run at any time from then on.  Eve
 per region, so the cost of a copy does not depend on how many there were or are in flight.
 
 The entry into a call or scope and the exit from it count as a write of the owner to everything it holds.
+But a scope's semaphores are counters that its entry does not reset, so a peer may signal one before: from the
+moment on when its owner is in the call and has left every scope that might use the same counter.
 
 What one run cannot tell: operations that other schedules would bring (a signal that this run sends only after
 the wait it could have satisfied), and waiting by polling ``semaphore_read``, which orders nothing here.
@@ -16,7 +18,7 @@ the wait it could have satisfied), and waiting by polling ``semaphore_read``, wh
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -39,6 +41,17 @@ LEFT = NEVER + 1
 """In place of the clock at which a device entered a call: it has left it."""
 
 
+class EarlySignal(NamedTuple):
+    """A signal to a semaphore whose owner has not entered its scope: judged when it does."""
+
+    core: Core
+    others: np.ndarray[Any, Any]
+    """What the core knew of the other cores."""
+    position: int
+    """Operations of the core before it."""
+    site: Any
+
+
 class RaceJudge(Observer):
     """Finds races and lifetime faults of one run; reports them to its machine as they are met.
 
@@ -54,13 +67,18 @@ class RaceJudge(Observer):
         self._arrivals: dict[Call | None, list[int]] = {}
         """As ``_entries``, for ever."""
         self._scoped: dict[Semaphore, int] = {}
-        """Semaphores of scopes: the owner's clock when it entered the scope."""
+        """Semaphores of scopes: the owner's clock when the counter was free for them."""
+        self._freed: list[int] = []
+        """By device: its clock when it last left a scope with semaphores in the call it is in."""
+        self._early: dict[Semaphore, list[EarlySignal]] = {}
+        """Signals to semaphores whose scope is not entered."""
 
     def attach(self, machine: Machine) -> None:
         """Judge the run of ``machine``; call it once, before the run."""
         nobody = np.full(len(machine.cores), -1, np.int64)
         self._clocks = [CoreClock(device, nobody) for device in range(len(machine.cores))]
         self._programs = [clock.operations for clock in self._clocks]
+        self._freed = [-1] * len(machine.cores)
         self._report = RaceReporter(machine, self._counters)
 
     # -- calls and scopes -----------------------------------------------------------------------
@@ -74,6 +92,7 @@ class RaceJudge(Observer):
         clock = self._clocks[core.device]
         entries[core.device] = self._arrivals[core.call][core.device] = len(clock.operations)
         clock.entries = entries
+        self._freed[core.device] = -1
 
     def exited(self, core: Core) -> None:
         """Nobody may touch the buffers of the call any more."""
@@ -82,6 +101,9 @@ class RaceJudge(Observer):
         clock.entries[core.device] = LEFT
         if call is None:
             return
+        for semaphore in [s for s in self._early if s.device == core.device and s.spec in call.semaphore_specs]:
+            for early in self._early.pop(semaphore):
+                self._report.signal_outside(early.core, semaphore, early.site, has_left=True)
         for buffer in call.buffers[core.device]:
             if buffer.spec.home is not None:
                 continue  # a later call has it
@@ -102,8 +124,12 @@ class RaceJudge(Observer):
             shadow = self._shadow(buffer)
             shadow.cells.clear()
             shadow.entered = now
+        since = max(self._entries[core.call][core.device], self._freed[core.device])
         for semaphore in semaphores:
-            self._scoped[semaphore] = now
+            self._scoped[semaphore] = since
+            for early in self._early.pop(semaphore, ()):
+                if not self._is_after(core.device, since, early.core.device, early.others, early.position, early.site):
+                    self._report.signal_outside(early.core, semaphore, early.site, has_left=False)
 
     def scope_left(self, core: Core, buffers: Sequence[Buffer], semaphores: Sequence[Semaphore]) -> None:
         """Whatever the scope held must be over."""
@@ -119,6 +145,8 @@ class RaceJudge(Observer):
                 if self._is_possible(conflict, clock):
                     self._report.left_too_early(copy, buffer, "the run_scoped of ", core)
             shadow.cells.clear()
+        if semaphores:
+            self._freed[core.device] = len(clock.operations)
 
     # -- semaphores -----------------------------------------------------------------------------
 
@@ -138,7 +166,11 @@ class RaceJudge(Observer):
         clock = self._clocks[core.device]
         owner = semaphore.device
         is_foreign = owner != core.device and semaphore.spec.kind is not SemaphoreType.BARRIER
-        if is_foreign and not self._is_inside(clock, owner, self._scope_entered(semaphore), site):
+        if is_foreign and semaphore.spec.is_scoped and not semaphore.alive and not self._has_left(clock, owner):
+            early = EarlySignal(core, clock.others, len(clock.operations), site)
+            self._early.setdefault(semaphore, []).append(early)
+            clock.shared = True
+        elif is_foreign and not self._is_inside(clock, owner, self._scope_entered(semaphore), site):
             self._report.signal_outside(core, semaphore, site, has_left=self._has_left(clock, owner))
         counter = self._counters.get(semaphore)
         if counter is None:
@@ -253,12 +285,13 @@ class RaceJudge(Observer):
         ``home``: the call to enter, where what it holds does not end with it.
         """
         since = max((clock.entries if home is None else self._arrivals[home])[owner], scope_entered)
-        if clock.others[owner] >= since or self._report.is_known_lifetime(site, owner):
+        return self._is_after(owner, since, clock.device, clock.others, len(clock.operations), site)
+
+    def _is_after(self, owner: int, since: int, device: int, others: Any, position: int, site: Any) -> bool:
+        """Whether ``device`` is at its operation ``position`` only when ``owner`` is at ``since``, or that is known."""
+        if others[owner] >= since or self._report.is_known_lifetime(site, owner):
             return True
-        if since >= NEVER:
-            return False
-        entry = Access(owner, since, None)
-        return not can_overlap(self._programs, entry, clock.device, len(clock.operations))
+        return since < NEVER and not can_overlap(self._programs, Access(owner, since, None), device, position)
 
     def _has_left(self, clock: CoreClock, owner: int) -> bool:
         return clock.entries[owner] == LEFT

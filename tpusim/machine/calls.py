@@ -110,7 +110,7 @@ class Call:
         self, name: str, kind: SemaphoreType, shape: tuple[int, ...], *, scoped: bool = False
     ) -> SemaphoreSpec:
         """Give every device an array of semaphores, all zero."""
-        spec = SemaphoreSpec(len(self.semaphore_specs), name, kind, shape)
+        spec = SemaphoreSpec(len(self.semaphore_specs), name, kind, shape, is_scoped=scoped)
         self.semaphore_specs.append(spec)
         self._semaphores += spec.size
         limit = self.machine.timing.chip.semaphores.count.integer

@@ -162,7 +162,7 @@ class Machine(Reporting):
     def _signal(self, event: Any) -> None:
         event.callbacks = _IGNORE
         semaphore = event.semaphore
-        if not semaphore.alive:
+        if not semaphore.alive and not self._keeps(semaphore):
             self.note(
                 Kind.LIFETIME,
                 f"a signal from device {self.coordinates(event.core.device)} reaches {semaphore} on device "
@@ -173,6 +173,12 @@ class Machine(Reporting):
                 time_ps=self.env.now,
             )
         semaphore.add(event.amount, self.env.now)
+
+    def _keeps(self, semaphore: Semaphore) -> bool:
+        """Whether a signal outside the scope of a semaphore is counted all the same: its device is in the call."""
+        core = self.cores[semaphore.device]
+        is_inside = core.call is not None and not core.done and semaphore.spec in core.call.semaphore_specs
+        return semaphore.spec.is_scoped and is_inside
 
     def launch(self, core: Core, resume: Callable[[], object], at_ps: int = 0) -> None:
         """Have a core's program begin (``resume`` called) at a time."""

@@ -13,11 +13,18 @@ if TYPE_CHECKING:
 
 
 class SemaphoreSpec:
-    """The static side of a semaphore (array), shared by all devices."""
+    """The static side of a semaphore (array), shared by all devices.
 
-    __slots__ = ("home", "kind", "name", "position", "shape", "size")
+    ``is_scoped``: of a ``run_scoped``.  A counter of its own in the call's storage, which entering the scope does
+    not reset; only scopes that are over before it begins may use the same one.  Source: libtpu 0.0.50.1, v6e.
+    """
 
-    def __init__(self, position: int, name: str, kind: SemaphoreType, shape: tuple[int, ...]) -> None:
+    __slots__ = ("home", "is_scoped", "kind", "name", "position", "shape", "size")
+
+    def __init__(
+        self, position: int, name: str, kind: SemaphoreType, shape: tuple[int, ...], *, is_scoped: bool = False
+    ) -> None:
+        self.is_scoped = is_scoped
         self.home: Call | None = None
         """The call with whose entry they begin to live, for those that a call hands to later ones."""
         self.position = position
