@@ -6,11 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from simulating import Lines, error_of, run, tiles
+from simulating import TILE, Lines, error_of, run, tiles
 
 from tpusim import (
     HBM,
     VMEM,
+    Kernel,
     SemaphoreType,
     ShapeDtypeStruct,
     axis_index,
@@ -449,9 +450,22 @@ def test_signal_that_may_meet_another_scope_that_has_the_same_counter(delayed):
     assert {f.kind for f in findings} == {Kind.LIFETIME}
     assert findings[0].message in {
         f"signal to credit on device ({target},) by device ({1 - target},): nothing makes sure that device "
-        f"({target},) has entered the call or run_scoped that owns it; a barrier or a signal from there has to come first."
+        f"({target},) has entered the call or run_scoped that owns it; a barrier or a signal from there has to come "
+        "first."
         for target in range(2)
     }
+
+
+@pytest.mark.parametrize("delayed", [0, 5000])
+def test_the_proof_tells_the_same_of_early_signals(delayed):
+    for before, after, answer in [(False, False, "proven"), (False, True, "proven"), (True, False, "refuted")]:
+        kernel = Kernel(
+            second_barrier(before, after, delayed), out_shape=TILE, in_specs=HBM, out_specs=HBM, collective_id=1
+        )
+        verdict = kernel.verify(tiles(2), mesh=2)
+        assert verdict.answer == answer
+        faults = {f.kind for f in verdict.findings} - {Kind.UNINITIALISED, Kind.ROUTING}
+        assert faults == ({Kind.LIFETIME} if before else set())
 
 
 def test_signal_to_a_scope_that_its_target_has_left():

@@ -19,6 +19,8 @@ the receive semaphore.  Units of copies may come in any order.  Deadlock and wha
 same in every schedule, so the one run tells them.  The entry into a call is a write of all it owns: a core
 stalled in front of its entry must keep every remote copy and signal to it from being started.  Nothing can
 come after the exit, if nothing is left on any semaphore; the end of a `run_scoped` is a write of all it owned.
+A semaphore of a `run_scoped` may be signalled before its owner enters it, once the owner has left every other
+scope that held semaphores: the counter may be the same one, but entering a scope does not reset it.
 
 What it rests on is in `PREMISES`.  Two waiters on one semaphore are no sequence of thresholds; then each of them
 is given all tokens, which misses no race and may invent some, so the answer is at best ``not-proven``.

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tpusim.judges.proof.record import Met, Moved, Peeked, Recorder, Signalled, Touched
 from tpusim.judges.proof.tokens import Core, Leg, Question, Stall, TokenSystem
 from tpusim.machine.dma import Copy
+from tpusim.machine.semaphores import Semaphore
 from tpusim.specs import SemaphoreType
 
 if TYPE_CHECKING:
     from tpusim.machine.calls import Call
     from tpusim.machine.memory import Buffer, Region
-    from tpusim.machine.semaphores import Semaphore
 
 
 class Access:
@@ -112,6 +112,12 @@ class Conflicts:
         self._entries: dict[Any, Access] = {}
         self._asked: set[tuple[Access, int, Any]] = set()
         self._scoped: set[Any] = set()
+        self._free: dict[Semaphore, Access | None] = {}
+        """Semaphores of scopes: since when their counters are free for them, where not since the call's entry."""
+        self._freed: dict[int, Access] = {}
+        """By device: where it last left a scope with semaphores in the call it is in."""
+        self._early: defaultdict[Semaphore, list[Access]] = defaultdict(list)
+        """Signals to semaphores whose scope is not entered."""
         for event in recorder.events:
             self._look_ahead(event)
         self.shared = [semaphore for semaphore, waiters in self._waiters.items() if len(waiters) > 1]
@@ -121,6 +127,8 @@ class Conflicts:
         }  # fmt: skip
         for event in recorder.events:
             handlers[type(event)](event)
+        for semaphore, signals in self._early.items():
+            self.unentered += [Conflict(self._core_access(semaphore.device, semaphore, True, None, None), signals[0])]
 
     def _look_ahead(self, event: Any) -> None:
         """What has to be known of all events before the first is looked at."""
@@ -230,25 +238,45 @@ class Conflicts:
             self._calls[device] = event.call if event.is_entry else None
             if event.is_entry:
                 self._entries[event.call, device] = access
+                self._freed.pop(device, None)
             return
         for buffer in event.buffers:
             if not event.is_entry:
                 for cell in self._cells.get(buffer, {}).values():
                     self._ask_all(cell, access)
             self._cells.pop(buffer, None)
-        for owned in (*event.buffers, *event.semaphores):
             if event.is_entry:
-                self._entries[owned] = access
+                self._entries[buffer] = access
             else:
-                self._entries.pop(owned, None)
+                self._entries.pop(buffer, None)
+        for semaphore in event.semaphores:
+            if not event.is_entry:
+                self._free.pop(semaphore, None)
+                self._freed[device] = access
+                continue
+            free = self._free[semaphore] = self._freed.get(device)
+            for signal in self._early.pop(semaphore, ()):
+                if free is not None:
+                    self.conflicts.append(Conflict(free, signal))
         if not event.is_entry:
             self.leaving += [(event, owned, self.left[owned]) for owned in event.semaphores if self.left[owned]]
 
     def _ask_entry(self, later: Access, target: int, home: Call | None, objects: list[Any]) -> None:
         """Whether the target certainly has entered the call, and the scopes, that own what is touched there."""
         call = home or self._calls[later.device]
-        entries = [(call, self._entries.get((call, target)))]
-        entries += [(owned, self._entries.get(owned)) for owned in objects if owned.spec in self._scoped]
+        entries: list[tuple[Any, Access | None]] = [(call, self._entries.get((call, target)))]
+        for owned in objects:
+            if owned.spec not in self._scoped:
+                continue
+            if not isinstance(owned, Semaphore):
+                entries.append((owned, self._entries.get(owned)))
+            elif owned in self._free:
+                free = self._free[owned]
+                entries += [(owned, free)] if free is not None else []
+            elif type(later.source) is Signalled:
+                self._early[owned].append(later)
+            else:
+                entries.append((owned, None))
         for owner, entry in entries:
             if entry is None:
                 self.unentered.append(Conflict(self._core_access(target, owner, True, None, None), later))
