@@ -8,6 +8,7 @@ computed on the whole amount and rounded up once, never per part.
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import lru_cache
 from math import ceil
 from typing import Any
 
@@ -71,6 +72,7 @@ class Duration(int):
         return format(str(self), spec) if not spec or spec[-1] in "s<>^" else format(int(self), spec)
 
 
+@lru_cache(maxsize=4096)
 def ps_from_seconds(seconds: float | int | str) -> int:
     """Seconds to picoseconds, rounded to the nearest; for parameters, which are known to 3 digits."""
     return round(Fraction(str(seconds)) * PS_PER_S)
@@ -81,6 +83,7 @@ def transfer_ps(size_bytes: int, bandwidth_bytes_per_s: int) -> int:
     return -(-size_bytes * PS_PER_S // bandwidth_bytes_per_s)
 
 
+@lru_cache(maxsize=4096)
 def cycles_ps(cycles: float | int, clock_hz: int) -> int:
     """Time of ``cycles`` at a clock, rounded up once."""
     if isinstance(cycles, int):

@@ -19,6 +19,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from numpy import maximum
 
 if TYPE_CHECKING:
     from tpusim.machine.dma import Copy
@@ -55,10 +56,11 @@ class CoreClock:
 
     ``others[d]`` is the latest clock of device d that is certainly past, -1 for none; the entry of the core
     itself means nothing.  The array is handed out with every release and copied before the next change.
-    ``entries[d]`` is the clock at which device d entered the call that this core is in.
+    ``entries[d]`` is the clock at which device d entered the call that this core is in; ``inside[d]`` the one of
+    these that the core was found to know, which it never unlearns.
     """
 
-    __slots__ = ("device", "entries", "operations", "others", "shared")
+    __slots__ = ("device", "entries", "inside", "operations", "others", "shared")
 
     def __init__(self, device: int, others: np.ndarray[Any, np.dtype[np.int64]]) -> None:
         self.device = device
@@ -66,6 +68,7 @@ class CoreClock:
         self.others = others
         self.shared = True
         self.entries: list[int] = []
+        self.inside: dict[int, int] = {}
 
     def knows(self, access: Access) -> bool:
         """Whether an access is certainly complete for what this core does next."""
@@ -83,10 +86,10 @@ class CoreClock:
         if device == self.device or mine[device] >= clock:
             return
         if self.shared:
-            mine = self.others = np.maximum(mine, others) if others is not mine else mine.copy()
+            mine = self.others = maximum(mine, others) if others is not mine else mine.copy()
             self.shared = False
         elif others is not mine:
-            np.maximum(mine, others, out=mine)
+            maximum(mine, others, out=mine)
         mine[device] = clock
 
 
@@ -143,40 +146,29 @@ class Counter:
     def take(self, amount: int, core: CoreClock) -> None:
         """A wait of the owner is over; call it before the wait is counted as an operation."""
         self.taken += amount
-        if self.started == self.taken:
-            self._drain(core, len(core.operations) + 1)
-        else:
+        if self.started != self.taken:
             self._take_some(core)
-
-    def _drain(self, core: CoreClock, now: int) -> None:
-        """Nothing is left and nothing on its way: all of it must have come."""
+            return
+        # Nothing is left and nothing on its way: all of it must have come.
         self.base = self.taken
-        fresh, owner, left = self.fresh, self.owner, self.left
-        if left is not None:
-            self.left = None
+        now = len(core.operations) + 1
+        fresh, owner, settled = self.fresh, self.owner, self.settled
+        if self.left is not None:
+            left, self.left = self.left, None
             for chain in left.chains.values():
                 fresh.extend(chain)
             for open_leg in left.legs:
                 open_leg.clock = now
-            self._settle(left.legs)
-        legs = []
+            settled += left.legs
         for _, device, clock, others, leg in fresh:
             if device != owner:
                 core.learn(device, clock, others)
             if leg is not None:
                 leg.clock = now
-                legs.append(leg)
+                settled.append(leg)
         fresh.clear()
-        self._settle(legs)
-
-    def _settle(self, legs: list[Access]) -> None:
-        settled = self.settled
-        if settled:
-            settled += legs
-            if len(settled) > _SETTLED_MOST:
-                del settled[: -_SETTLED_MOST // 2]
-        else:
-            self.settled = legs
+        if len(settled) > _SETTLED_MOST:
+            del settled[: -_SETTLED_MOST // 2]
 
     def _take_some(self, core: CoreClock) -> None:
         """Learn of those contributions without which all others are less than was taken so far."""

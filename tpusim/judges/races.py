@@ -152,7 +152,7 @@ class RaceJudge(Observer):
 
     def waited(self, event: WaitEvent) -> None:
         """The core knows more."""
-        core, semaphore, amount, *_ = event
+        core, semaphore, amount, _, _, _ = event
         counter = self._counters.get(semaphore)
         if counter is None:
             counter = self._counters[semaphore] = Counter(semaphore.device)
@@ -242,7 +242,13 @@ class RaceJudge(Observer):
             found = target_shadow.write(dst_region, clock, writer)
             if found:
                 self._judge(found, clock, Later(core, dst, dst_region, copy.site, is_write=True, copy=copy))
-            if target != device:
+            if target != device and (
+                clock.inside.get(target) != clock.entries[target]
+                or target_shadow.entered >= 0
+                or self._scoped
+                or not dst_sem.alive
+                or dst.spec.home is not None
+            ):
                 self._check_target(copy, clock, target_shadow.entered)
             clock.shared = True
             counter = counters.get(dst_sem)
@@ -301,5 +307,8 @@ class RaceJudge(Observer):
             return  # the machine says so itself
         owner = copy.dst.device
         scope_entered = max(scope_entered, self._scope_entered(copy.dst_sem))
-        if not self._is_inside(clock, owner, scope_entered, copy.site, copy.dst.spec.home):
+        home = copy.dst.spec.home
+        if home is None and scope_entered < clock.others[owner] >= clock.entries[owner]:
+            clock.inside[owner] = clock.entries[owner]
+        elif not self._is_inside(clock, owner, scope_entered, copy.site, home):
             self._report.copy_outside(copy, has_left=self._has_left(clock, owner))

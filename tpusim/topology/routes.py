@@ -76,6 +76,7 @@ def _has_link(slice_: Slice, position: int, axis: int, direction: int) -> bool:
     return slice_.wraps[axis] or 0 <= position + direction < slice_.shape[axis]
 
 
+@lru_cache(maxsize=_ROUTE_CACHE)
 def link(slice_: Slice, index: int) -> Link:
     """The link of a number; raises ``OptionError`` where the slice has none of that number."""
     axes = len(slice_.shape)
