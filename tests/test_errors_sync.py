@@ -49,7 +49,7 @@ def test_deadlock_because_nobody_sends():
     assert str(error) == (
         "1 of 1 devices can never proceed (t = 0 ps, default schedule).\n"
         f"  device (0,) waits for 4096 B on sem (value 0 B)                      {at('wait without a start')}\n"
-        "    nobody ever added to it: no copy or signal to it was started\n"
+        "    because no device ever starts a copy that adds to it\n"
         "No copy is in flight."
     )
 
@@ -63,7 +63,7 @@ def test_deadlock_because_a_sender_sends_less_than_the_wait_takes():
     assert str(error) == (
         f"1 of 1 devices can never proceed (t = {Duration(error.finding.time_ps)}, default schedule).\n"
         f"  device (0,) waits for 4096 B on sem (value 2048 B)                   {at('all of it')}\n"
-        f"    it got 2048 B in all and earlier waits took 0 B; last added to at  {at('half of it')}\n"
+        f"    because all copies to it together bring only 2048 B; the last is   {at('half of it')}\n"
         "No copy is in flight."
     )
 
@@ -88,7 +88,8 @@ def test_deadlock_because_the_copy_goes_to_another_device():
     assert str(error) == (
         f"1 of 4 devices can never proceed (t = {Duration(error.finding.time_ps)}, default schedule).\n"
         f"  device (1,) waits for 4096 B on recv (value 0 B)                     {at('on device 1')}\n"
-        f"    device (0,) added to recv of device (2,) instead (value 4096 B, nobody takes it)  {at('to device 2')}\n"
+        f"    because device (0,) adds to that of device (2,) instead,           {at('to device 2')}\n"
+        "    where nobody takes it (value 4096 B)\n"
         "No copy is in flight."
     )
 
@@ -109,7 +110,7 @@ def test_deadlock_of_one_device_among_many():
     assert str(error) == (
         f"1 of 8 devices can never proceed (t = {Duration(error.finding.time_ps)}, default schedule).\n"
         f"  device (0,) waits for 4096 B on recv (value 0 B)                     {at('device 0 has no sender')}\n"
-        "    nobody ever added to it: no copy or signal to it was started\n"
+        "    because no device ever starts a copy that adds to it\n"
         "No copy is in flight."
     )
 
@@ -117,16 +118,17 @@ def test_deadlock_of_one_device_among_many():
 def test_deadlock_of_two_devices_in_a_cycle():
     def kernel(x_ref, o_ref, credit):
         other = 1 - axis_index("x")
-        semaphore_signal(credit, device_id=other)  # first credit
+        semaphore_signal(credit, device_id=other)
         semaphore_wait(credit)
         semaphore_wait(credit)  # second credit
-        semaphore_signal(credit, device_id=other)
+        semaphore_signal(credit, device_id=other)  # last credit
 
     error = error_of(DeadlockError, kernel, tiles(2), mesh=2, scratch_shapes=(REGULAR,))
     assert str(error) == (
         f"2 of 2 devices can never proceed (t = {Duration(error.finding.time_ps)}, default schedule).\n"
         f"  devices (0,)-(1,) each wait for 1 unit on credit (value 0)           {at('second credit')}\n"
-        f"    it got 1 in all and earlier waits took 1; last added to at  {at('first credit')}\n"
+        f"    because the other device signals credit only at                    {at('last credit')}\n"
+        "    after the same wait\n"
         "Cycle: (0,) -> (1,) -> (0,). No copy is in flight."
     )
 

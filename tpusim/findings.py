@@ -145,6 +145,11 @@ class Finding:
         return Severity.WARNING if self.kind in WARNINGS else Severity.ERROR
 
     @property
+    def graph(self) -> str | None:
+        """The wait-for graph of a deadlock in Graphviz's language."""
+        return self.details.get("graph")
+
+    @property
     def text(self) -> str:
         """The message, its first line ending in device and line where it does not name them itself."""
         places = []
@@ -167,7 +172,8 @@ class Finding:
             lines.append(f"  the other access: {self.other}")
         if self.time_ps is not None:
             lines.append(f"  at t = {Duration(self.time_ps)}")
-        lines.append(f"  Replay: {self.token or 'default'}.")
+        how = f"  Replay: {self.token or 'default'}."
+        lines.append(f"{how} Graph: --graph deadlock.dot." if self.graph else how)
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:

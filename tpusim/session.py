@@ -6,12 +6,13 @@ Native and captured programs share this; they differ only in how they put progra
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from tpusim.errors import FindingError, InterruptedRunError, NotModelledError, OptionError, error_for
-from tpusim.findings import CONTINUABLE, Finding, Severity
+from tpusim.findings import CONTINUABLE, Finding, Severity, Where
 from tpusim.judges.deadlock import find_deadlock
 from tpusim.judges.exit_audit import audit_exit
 from tpusim.judges.races import RaceJudge
@@ -117,9 +118,16 @@ class Session:
             if failure is not None and failure.finding is finding:
                 failure.finding = findings[number]
 
+    def deadlock(self, elsewhere: Mapping[Core, tuple[str, Where | None]] = MappingProxyType({})) -> Finding | None:
+        """The deadlock of a machine in which nothing moves; ``elsewhere`` as for ``find_deadlock``."""
+        printed = len(self.printed)
+        found = find_deadlock(self.machine, self.log, {**self.machine.absent(), **elsewhere})
+        del self.printed[printed:]
+        return found
+
     def _judge(self, before_exit: Callable[[], Sequence[Finding]]) -> FindingError | None:
         machine = self.machine
-        deadlock = find_deadlock(machine, self.log, machine.absent())
+        deadlock = self.deadlock()
         found = [deadlock] if deadlock is not None else [*before_exit(), *audit_exit(machine, self.log)]
         machine.findings += found
         if deadlock is not None:
@@ -129,10 +137,11 @@ class Session:
 
     def _result(self, outputs: tuple[Any, ...] | None, wall_s: float) -> Result:
         machine = self.machine
+        now = machine.env.now if machine.ended_ps is None else machine.ended_ps
         ended = max((core.exited_ps if core.exited_ps >= 0 else core.now for core in machine.cores), default=0)
         return Result(
             outputs=outputs,
-            time=Duration(max(ended, machine.env.now if outputs is None else 0)),
+            time=Duration(max(ended, now if outputs is None else 0)),
             findings=tuple(machine.findings),
             calls=tuple(_record(call) for call in machine.calls),
             trace=self.log,

@@ -60,3 +60,6 @@ TraceParts = Annotated[
     int | None,
     typer.Option("--trace-parts", min=1, help="For pods: how busy all is in so many parts of the run."),
 ]
+GraphFile = Annotated[
+    str | None, typer.Option("--graph", help="Write who waits for whom in a deadlock: a Graphviz file.")
+]

@@ -21,6 +21,7 @@ from tpusim.cli.options import (
     DtypeText,
     Faults,
     File,
+    GraphFile,
     JsonFile,
     LayoutText,
     MeshText,
@@ -40,7 +41,7 @@ from tpusim.cli.progress import RunProgress
 from tpusim.cli.request import check_writable, make_job, parse_devices
 from tpusim.cli.show import show
 from tpusim.errors import OptionError
-from tpusim.job import Status, run_job
+from tpusim.job import Outcome, Status, run_job
 from tpusim.result import Result
 from tpusim.trace.perfetto import write_trace
 
@@ -82,6 +83,7 @@ def run(
     chip: Chip = None,
     backend: Annotated[str, typer.Option(help="sim, or interpret: JAX's TPU interpret mode.")] = "sim",
     json_file: JsonFile = None,
+    graph: GraphFile = None,
     trace: TraceFile = None,
     trace_devices: TraceDevices = None,
     trace_parts: TraceParts = None,
@@ -103,7 +105,7 @@ def run(
             raise OptionError(f"{option} says what --trace writes, and there is no --trace")
     if trace == "-":
         raise OptionError("--trace takes the path of a file, not - for the standard output")
-    for path in (json_file, trace):
+    for path in (json_file, trace, graph):
         check_writable(path)
     with quiet_for(json_file), RunProgress() as progress:
         outcome = run_job(job, progress)
@@ -114,6 +116,8 @@ def run(
         show(console, outcome)
     if trace is not None:
         _write_trace(outcome.result, trace, devices, trace_parts)
+    if graph is not None:
+        _write_graph(outcome, graph)
     if json_file is not None:
         write_json(outcome.as_dict(), json_file)
     raise typer.Exit(outcome.status)
@@ -148,9 +152,21 @@ def quiet_for(json_file: str | None) -> AbstractContextManager[Any]:
     return contextlib.redirect_stdout(sys.stderr) if json_file == "-" else contextlib.nullcontext()
 
 
+def _write_graph(outcome: Outcome, path: str) -> None:
+    found = next((finding.graph for finding in outcome.findings if finding.graph), None)
+    if found is None:
+        typer.echo(f"no graph in {path}: there is no deadlock", err=True)
+    else:
+        write_text(found, path)
+
+
 def write_json(values: Any, path: str) -> None:
     """Write JSON to a file, or to standard output for ``-``."""
-    text = json.dumps(values, allow_nan=False) + "\n"
+    write_text(json.dumps(values, allow_nan=False) + "\n", path)
+
+
+def write_text(text: str, path: str) -> None:
+    """Write to a file, or to standard output for ``-``."""
     if path == "-":
         typer.echo(text, nl=False)
         return

@@ -1,20 +1,55 @@
-"""Who waits for what when nothing moves any more, and why nobody will come."""
+"""Who waits for what when nothing moves any more, and why nobody will come.
+
+For each wait that hangs one cause, from what was added to its semaphore so far and what would be added if the blocked
+devices went on (:mod:`tpusim.judges.whatif`):
+
+* ``cycle``: somebody would add enough, but hangs in a wait of its own;
+* ``wrong-device``: what was meant for it went to the semaphore of that name on another device;
+* ``reused``: it got enough, and an earlier wait took it;
+* ``short``: all that is ever added is less than the wait takes;
+* ``no-sender``: nothing is ever added;
+* ``elsewhere``: the device waits for something else, a collective or its start.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tpusim.findings import Finding, Kind, Where, where_of
+from tpusim.judges.wait_graph import draw_graph
+from tpusim.judges.whatif import Gift, gifts_after
 from tpusim.units import Duration
 
 if TYPE_CHECKING:
-    from tpusim.machine.core import Core
+    from tpusim.machine.core import Blocked, Core
     from tpusim.machine.machine import Machine
     from tpusim.machine.semaphores import Semaphore
     from tpusim.trace.log import EventLog
+
+_COLUMN = 70
+
+
+class Stuck(NamedTuple):
+    """A device that can never proceed: its wait (``None``: it waits elsewhere), the cause, and what belongs to it.
+
+    ``gifts``: what would be added to its semaphore (``cycle``) or was (``short``); ``stray``: a semaphore of the same
+    name that got something nobody takes, and the gift; ``taken``: where an earlier wait took it.
+    """
+
+    core: Core
+    blocked: Blocked | None
+    cause: str
+    gifts: Sequence[Gift] = ()
+    stray: tuple[Semaphore, Gift] | None = None
+    taken: Where | None = None
+
+    @property
+    def givers(self) -> tuple[int, ...]:
+        """The devices it waits for."""
+        return tuple(dict.fromkeys(gift.giver for gift in self.gifts)) if self.cause == "cycle" else ()
 
 
 def find_deadlock(
@@ -22,127 +57,226 @@ def find_deadlock(
 ) -> Finding | None:
     """The deadlock of a machine in which nothing moves, or ``None`` where every core is done.
 
-    ``elsewhere``: what cores wait for that is not a semaphore, and where.
+    ``elsewhere``: what cores wait for that is not a semaphore, and where.  ``details`` of the finding has the
+    ``causes``, as in the module's text, and the wait-for ``graph`` in Graphviz's language.
     """
-    stuck = [core for core in machine.cores if core in elsewhere or (core.call is not None and not core.done)]
-    if not stuck:
+    cores = [core for core in machine.cores if core in elsewhere or (core.call is not None and not core.done)]
+    if not cores:
         return None
     started = [core for core in machine.cores if core in elsewhere or core.call is not None or core.done]
-    when = f"t = {Duration(machine.env.now)}, {machine.schedule_title}"
-    lines = [f"{len(stuck)} of {len(started)} devices can never proceed ({when})."]
-    givers = _Givers(log)
+    past = _Past(log)
+    late = [(core, core.blocked, past.facts(core)) for core in cores]
+    future = gifts_after(machine)
+    stuck = [_judged(core, blocked, facts, future) for core, blocked, facts in late]
+    when = f"t = {Duration(machine.ended_ps or 0)}, {machine.schedule_title}"
+    lines = [f"{len(cores)} of {len(started)} devices can never proceed ({when})."]
     for group in _groups(stuck, elsewhere):
-        if group[0] in elsewhere:
-            lines.append(f"{_waits(machine, group)} {elsewhere[group[0]][0]}")
-        else:
-            lines += _describe(machine, group, givers)
-    cycle = _cycle(stuck, givers)
+        lines += _describe(machine, group, elsewhere)
+    cycle = _cycle(stuck)
     if cycle:
-        text = " -> ".join(str(machine.coordinates(device)) for device in [*cycle, cycle[0]])
-        lines.append(f"Cycle: {text}. No copy is in flight.")
+        lines.append(f"Cycle: {' -> '.join(str(machine.coordinates(d)) for d in [*cycle, cycle[0]])}.")
+        lines[-1] += " No copy is in flight."
     else:
         lines.append("No copy is in flight.")
     first = stuck[0]
     return Finding(
         Kind.DEADLOCK,
         "\n".join(lines),
-        device=machine.coordinates(first.device),
-        where=where_of(first.blocked.site) if first.blocked else elsewhere.get(first, ("", None))[1],
+        device=machine.coordinates(first.core.device),
+        where=where_of(first.blocked.site) if first.blocked else elsewhere.get(first.core, ("", None))[1],
         argument=str(first.blocked.semaphore) if first.blocked else None,
-        time_ps=machine.env.now,
+        time_ps=machine.ended_ps,
+        details={
+            "causes": sorted({item.cause for item in stuck}),
+            "graph": draw_graph(machine, stuck, cycle, elsewhere),
+        },
     )
 
 
-class _Givers:
-    """Who added to each semaphore during the run."""
+class _Facts(NamedTuple):
+    """What is known of a wait's semaphore when the run ends."""
+
+    value: int
+    added: int
+    gifts: Sequence[Gift]
+    stray: tuple[Semaphore, Gift] | None
+    taken: Where | None
+
+
+class _Past:
+    """Who added to each semaphore during the run, and which waits took it."""
 
     def __init__(self, log: EventLog) -> None:
-        self.by_semaphore: dict[Semaphore, list[tuple[int, object]]] = defaultdict(list)
-        self.by_name: dict[str, list[tuple[int, Semaphore, object]]] = defaultdict(list)
+        self._gifts: defaultdict[Semaphore, list[Gift]] = defaultdict(list)
+        self._by_name: defaultdict[str, list[Semaphore]] = defaultdict(list)
+        self._log = log
         for copy in log.copies:
-            self._add(copy.dst_sem, copy.core.device, copy.site)
+            self._add(copy.dst_sem, Gift(copy.core.device, copy.site, copy.dst_region.nbytes, None, True))
             if copy.src_sem is not None:
-                self._add(copy.src_sem, copy.core.device, copy.site)
+                self._add(copy.src_sem, Gift(copy.core.device, copy.site, copy.src_region.nbytes, None, True))
         for signal in log.signals:
-            self._add(signal.semaphore, signal.core.device, signal.site)
+            self._add(signal.semaphore, Gift(signal.core.device, signal.site, signal.amount, None, False))
 
-    def _add(self, semaphore: Semaphore, device: int, site: object) -> None:
-        self.by_semaphore[semaphore].append((device, site))
-        self.by_name[str(semaphore)].append((device, semaphore, site))
+    def _add(self, semaphore: Semaphore, gift: Gift) -> None:
+        if semaphore not in self._gifts:
+            self._by_name[str(semaphore)].append(semaphore)
+        self._gifts[semaphore].append(gift)
 
-
-def _waits(machine: Machine, group: Sequence[Core]) -> str:
-    """``  device (3,) waits``."""
-    return f"  {device_ranges(machine, [core.device for core in group])} {'waits' if len(group) == 1 else 'each wait'}"
-
-
-def _groups(stuck: Sequence[Core], elsewhere: Mapping[Core, tuple[str, Where | None]]) -> list[list[Core]]:
-    """Cores that wait at one place for the same amount on the same semaphore name and value."""
-    groups: dict[object, list[Core]] = {}
-    for core in stuck:
+    def facts(self, core: Core) -> _Facts | None:
+        """Of the wait that a core hangs in."""
         blocked = core.blocked
-        key: object = elsewhere.get(core)
+        if blocked is None:
+            return None
+        semaphore = blocked.semaphore
+        gifts = self._gifts.get(semaphore, [])
+        strays = [
+            (other, self._gifts[other][-1])
+            for other in self._by_name[str(semaphore)]
+            if other is not semaphore and other.value > 0 and other.waiter is None
+        ]
+        takers = [wait.site for wait in self._log.waits if wait.semaphore is semaphore and wait.amount]
+        taken = where_of(takers[-1]) if takers else None
+        return _Facts(semaphore.value, semaphore.added, gifts, strays[0] if strays else None, taken)
+
+
+def _judged(
+    core: Core, blocked: Blocked | None, facts: _Facts | None, future: Mapping[Semaphore, Sequence[Gift]]
+) -> Stuck:
+    """The cause of one device's wait."""
+    if blocked is None or facts is None:
+        return Stuck(core, None, "elsewhere")
+    needed: list[Gift] = []
+    total = facts.value
+    for gift in future.get(blocked.semaphore, ()):
+        if total >= blocked.amount:
+            break
+        needed.append(gift)
+        total += gift.amount
+    if total >= blocked.amount:
+        return Stuck(core, blocked, "cycle", needed)
+    if facts.stray is not None and not facts.gifts and not needed:
+        return Stuck(core, blocked, "wrong-device", stray=facts.stray)
+    if facts.taken is not None and facts.added >= blocked.amount:
+        return Stuck(core, blocked, "reused", facts.gifts, taken=facts.taken)
+    if facts.gifts or needed:
+        return Stuck(core, blocked, "short", [*facts.gifts, *needed])
+    return Stuck(core, blocked, "no-sender")
+
+
+def _groups(stuck: Sequence[Stuck], elsewhere: Mapping[Core, tuple[str, Where | None]]) -> list[list[Stuck]]:
+    """Devices that wait at one place for the same amount on the same semaphore name and value, for one cause."""
+    groups: dict[object, list[Stuck]] = {}
+    for item in stuck:
+        blocked = item.blocked
+        key: object = elsewhere.get(item.core)
         if blocked:
-            key = (blocked.site, str(blocked.semaphore), blocked.amount, blocked.semaphore.value)
-        groups.setdefault(key, []).append(core)
+            sites = tuple((gift.site, gift.after) for gift in item.gifts[:1])
+            key = (blocked.site, str(blocked.semaphore), blocked.amount, blocked.semaphore.value, item.cause, sites)
+        groups.setdefault(key, []).append(item)
     return list(groups.values())
 
 
-def _describe(machine: Machine, group: list[Core], givers: _Givers) -> list[str]:
-    blocked = group[0].blocked
-    who = _waits(machine, group)
+def _describe(
+    machine: Machine, group: Sequence[Stuck], elsewhere: Mapping[Core, tuple[str, Where | None]]
+) -> list[str]:
+    first = group[0]
+    who = f"  {device_ranges(machine, [item.core.device for item in group])}"
+    who += " waits" if len(group) == 1 else " each wait"
+    if first.blocked is None:
+        return [f"{who} {elsewhere[first.core][0]}" if first.core in elsewhere else f"{who} for nothing that is known"]
+    semaphore = first.blocked.semaphore
+    wait = f"{who} for {_amount(first.blocked.amount, semaphore)} on {semaphore} "
+    return [
+        _row(f"{wait}(value {semaphore.value}{semaphore.unit})", first.blocked.site),
+        *(f"    {line}" for line in _because(machine, group)),
+    ]
+
+
+def _because(machine: Machine, group: Sequence[Stuck]) -> list[str]:
+    """Why nobody will come, in a line or two."""
+    first = group[0]
+    blocked = first.blocked
     if blocked is None:
-        return [f"{who} for nothing that is known"]
-    semaphore = blocked.semaphore
-    amount = f"{blocked.amount}{semaphore.unit or (' unit' if blocked.amount == 1 else ' units')}"
-    line = f"{who} for {amount} on {semaphore} (value {semaphore.value}{semaphore.unit})"
-    lines = [f"{line:<70} {where_of(blocked.site)}"]
-    lines.append(f"    {_reason(machine, group, givers)}")
+        return []
+    semaphore, column = blocked.semaphore, _COLUMN - 4
+    if first.cause == "cycle":
+        return _because_of_others(machine, group)
+    if first.cause == "wrong-device" and first.stray is not None:
+        other, gift = first.stray
+        return [
+            _row(
+                f"because device {machine.coordinates(gift.giver)} adds to that of device "
+                f"{machine.coordinates(other.device)} instead,",
+                gift.site,
+                column,
+            ),
+            f"where nobody takes it (value {other.value}{other.unit})",
+        ]
+    if first.cause == "reused":
+        got = _amount(semaphore.added, semaphore)
+        return [_row(f"because an earlier wait took what it got, {got} in all", first.taken, column)]
+    if first.cause == "short":
+        total = _amount(sum(gift.amount for gift in first.gifts), semaphore)
+        what = "copies" if first.gifts[-1].is_copy else "signals"
+        return [
+            _row(f"because all {what} to it together bring only {total}; the last is", first.gifts[-1].site, column)
+        ]
+    if semaphore.unit:
+        return ["because no device ever starts a copy that adds to it"]
+    return ["because no device ever signals it"]
+
+
+def _because_of_others(machine: Machine, group: Sequence[Stuck]) -> list[str]:
+    """``because their right neighbour signals credit only at``, and after which wait."""
+    first = group[0]
+    blocked, gift = first.blocked, first.gifts[-1]
+    subject, is_one = _subject(machine, group)
+    verb = ("starts" if is_one else "start") + " its copy" if gift.is_copy else "signals" if is_one else "signal"
+    verb += "" if gift.is_copy else f" {blocked.semaphore}" if blocked else ""
+    lines = [_row(f"because {subject} {verb} only at", gift.site, _COLUMN - 4)]
+    if blocked is not None and gift.after == blocked.site:
+        lines.append("after the same wait")
+    elif gift.after is not None:
+        lines.append(_row(f"after {'its' if is_one else 'their'} own wait at", gift.after, _COLUMN - 4))
     return lines
 
 
-def _reason(machine: Machine, group: list[Core], givers: _Givers) -> str:
-    blocked = group[0].blocked
-    if blocked is None:
-        return "and nothing will wake it"
-    semaphore = blocked.semaphore
-    elsewhere = [
-        (device, other, site)
-        for device, other, site in givers.by_name[str(semaphore)]
-        if other is not semaphore and other.value > 0 and other.device not in {c.device for c in group}
-    ]
-    mine = givers.by_semaphore.get(semaphore, [])
-    if elsewhere and not mine:
-        device, other, site = elsewhere[0]
-        return (
-            f"device {machine.coordinates(device)} added to {other} of device {machine.coordinates(other.device)} "
-            f"instead (value {other.value}{other.unit}, nobody takes it)  {where_of(site)}"
-        )
-    if not mine:
-        return "nobody ever added to it: no copy or signal to it was started"
-    _, site = mine[-1]
-    got, taken = semaphore.added, semaphore.added - semaphore.value
-    return (
-        f"it got {got}{semaphore.unit} in all and earlier waits took {taken}{semaphore.unit}; "
-        f"last added to at  {where_of(site)}"
-    )
+def _subject(machine: Machine, group: Sequence[Stuck]) -> tuple[str, bool]:
+    """Who would add, as seen by all of a group, and whether the verb is in the singular."""
+    devices = len(machine.cores)
+    steps = {(giver - item.core.device) % devices for item in group for giver in item.givers}
+    if steps == {0}:
+        return ("it" if len(group) == 1 else "each"), True
+    is_ring = len(machine.axis_sizes) == 1 and len(group) > 1
+    if is_ring and steps == {1} and devices > 2:
+        return "their right neighbour", True
+    if is_ring and steps == {devices - 1} and devices > 2:
+        return "their left neighbour", True
+    if is_ring and steps == {1}:
+        return "the other device", True
+    givers = sorted({giver for item in group for giver in item.givers})
+    return device_ranges(machine, givers), len(givers) == 1
 
 
-def _cycle(stuck: Sequence[Core], givers: _Givers) -> list[int]:
-    """Devices that wait for each other in a circle, by who has been adding to what they wait for."""
-    waiting = {core.device for core in stuck}
-    follows: dict[int, list[int]] = {}
-    for core in stuck:
-        blocked = core.blocked
-        names = {d for d, _ in givers.by_semaphore.get(blocked.semaphore, [])} if blocked else set()
-        follows[core.device] = sorted((names & waiting) - {core.device})
+def _amount(amount: int, semaphore: Semaphore) -> str:
+    return f"{amount}{semaphore.unit or (' unit' if amount == 1 else ' units')}"
+
+
+def _row(text: str, site: object, column: int = _COLUMN) -> str:
+    return f"{text:<{column}} {where_of(site)}"
+
+
+def _cycle(stuck: Sequence[Stuck]) -> list[int]:
+    """Devices that wait for each other in a circle; empty where each waits for something else, or for itself."""
+    waiting = {item.core.device for item in stuck}
+    follows = {item.core.device: [d for d in item.givers if d in waiting] for item in stuck}
     for start in sorted(follows):
         path: list[int] = []
         device = start
         while device not in path and follows.get(device):
             path.append(device)
             device = follows[device][0]
-        if device in path:
+        if device in path and path[path.index(device) :] != [device]:
             return path[path.index(device) :]
     return []
 

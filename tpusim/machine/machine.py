@@ -86,6 +86,8 @@ class Machine(Reporting):
         self.calls: list[Call] = []
         self.barriers: dict[Any, list[Semaphore]] = {}
         self.routing_sites: list[Any] = []
+        self.ended_ps: int | None = None
+        """When the run ended, where the clock went on for a report's sake."""
 
     # -- building -------------------------------------------------------------------------------
 

@@ -18,7 +18,6 @@ import numpy as np
 
 from tpusim.errors import error_for
 from tpusim.findings import Finding, Kind
-from tpusim.judges.deadlock import find_deadlock
 from tpusim.machine.memory import holds_sentinel
 from tpusim.observe import Observer
 from tpusim.options import RunOptions
@@ -104,7 +103,7 @@ class Run:
         self.machine.run()
         if not all(core.done for core in self.machine.cores):
             waiting = {core: what for meeting in self.meetings.values() for core, what in meeting.stuck()}
-            deadlock = find_deadlock(self.machine, self.session.log, {**self.machine.absent(), **waiting})
+            deadlock = self.session.deadlock(waiting)
             if deadlock is not None:
                 raise error_for(deadlock)
         self.values = [value.whole() if isinstance(value, Distributed) else value for value in host.results]
