@@ -17,6 +17,7 @@ from tpusim.observe import Hooks, Observer
 if TYPE_CHECKING:
     from tpusim.machine.core import Core
     from tpusim.machine.dma import Copy
+    from tpusim.machine.flows import Path
     from tpusim.machine.machine import Machine
     from tpusim.machine.semaphores import Semaphore
 
@@ -75,7 +76,8 @@ def gifts_after(machine: Machine) -> dict[Semaphore, list[Gift]]:
     with _restored(machine):
         listen(machine.hooks, Hooks([probe]))
         machine.max_events = machine.events + _EVENTS + _EVENTS_A_DEVICE * len(machine.cores)
-        machine.max_operations = _MORE_OPERATIONS + max(core.operations for core in machine.cores)
+        for core in machine.cores:
+            core.max_operations = core.operations + _MORE_OPERATIONS
         for _ in range(_ROUNDS):
             stuck = [core for core in machine.cores if core.blocked is not None]
             missing = [probe.is_short(semaphore, amount) for semaphore, amount in wanted]
@@ -110,11 +112,10 @@ def _restored(machine: Machine) -> Iterator[None]:
     cores = [(core, _slots(core)) for core in machine.cores]
     waited = [core.blocked.semaphore for core in machine.cores if core.blocked is not None]
     counts = [(semaphore, semaphore.value, semaphore.added, semaphore.waiter) for semaphore in waited]
-    resources = [*machine.wiring.links.values(), *machine.wiring.hbms.values()]
-    busy = [(resource, resource.busy_bytes) for resource in resources]
+    moved = {path: path.moved_bytes for path in _paths(machine)}
     links, hbms = dict(machine.wiring.links), dict(machine.wiring.hbms)
     calls = [(call, call.begin_ps, call.end_ps) for call in machine.calls]
-    findings, limits = list(machine.findings), (machine.max_events, machine.max_operations, machine.events)
+    findings, limits = list(machine.findings), (machine.max_events, machine.events)
     heard = Hooks()
     listen(heard, machine.hooks)
     rates, machine.fabric.rate_log = machine.fabric.rate_log, None
@@ -125,20 +126,25 @@ def _restored(machine: Machine) -> Iterator[None]:
         listen(machine.hooks, heard)
         machine.fabric.rate_log = rates
         machine.findings[:] = findings
-        machine.max_events, machine.max_operations, machine.events = limits
+        machine.max_events, machine.events = limits
         for call, begin, end in calls:
             call.begin_ps, call.end_ps = begin, end
         del machine.calls[len(calls) :]
         for known, before in ((machine.wiring.links, links), (machine.wiring.hbms, hbms)):
             known.clear()
             known.update(before)
-        for resource, busy_bytes in busy:
-            resource.busy_bytes = busy_bytes
+        for path in _paths(machine):
+            path.moved_bytes = moved.get(path, 0)
         for semaphore, value, added, waiter in counts:
             semaphore.value, semaphore.added, semaphore.waiter = value, added, waiter
         for core, values in cores:
             for name, value in values.items():
                 setattr(core, name, value)
+
+
+def _paths(machine: Machine) -> list[Path]:
+    resources = [*machine.wiring.links.values(), *machine.wiring.hbms.values()]
+    return list(dict.fromkeys(path for resource in resources for path, _ in resource.paths))
 
 
 def _slots(core: Core) -> dict[str, Any]:
