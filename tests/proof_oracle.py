@@ -13,12 +13,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import greenlet
 from race_oracle import ELEMENTS, Op, declare, execute
 
-from tpusim.judges.proof import Recorder
+from tpusim.judges.proof import Recorder, ReplayRecorder
 from tpusim.machine.core import Core
 from tpusim.machine.machine import Machine
 from tpusim.options import RunOptions
+from tpusim.session import Session
 
 VISIBLE = ("copy", "signal", "wait")
 COPIES = [("low", "high"), ("one", "last"), ("high", "middle"), ("even", "low"), ("last", "one")]
@@ -114,17 +116,21 @@ def _copy(rng: random.Random, device: int, devices: int, line: int, held: dict[A
 # -- running it ---------------------------------------------------------------------------------------
 
 
-def observe(program: Program) -> tuple[Recorder, Machine]:
-    """Run a program on the machine under the recorder."""
-    place = RunOptions.of({"mesh": {"x": program.devices}}).place(["x"])
-    recorder = Recorder()
-    machine = Machine(
-        place.slice, place.chip, place.axis_sizes, place.devices, on_finding="record", observers=[recorder]
-    )
+def observe(program: Program, token: str | None = None) -> tuple[Recorder, Machine]:
+    """Run a program on the machine under the recorder; ``token`` replays a schedule."""
+    recorder = Recorder() if token is None else ReplayRecorder()
+    options = RunOptions.of({"mesh": {"x": program.devices}, "checks": "none", "on_finding": "record", "replay": token})
+    machine = Session(options, ["x"], observers=[recorder]).machine
     calls = [declare(machine) for _ in range(program.calls)]
+    hub = greenlet.getcurrent()
     for core in machine.cores:
         steps = _steps(program, machine, calls, core)
-        machine.launch(core, lambda steps=steps: next(steps, None))
+
+        def body(steps: Iterator[None] = steps) -> None:
+            for _ in steps:
+                hub.switch()
+
+        machine.launch(core, greenlet.greenlet(body).switch)
     machine.run()
     return recorder, machine
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from proof_oracle import Explored, Explorer, Program, observe, random_program
 
+from tpusim.judges.proof import Names, is_shown, prove
 from tpusim.judges.proof.conflicts import Access, Conflicts
 from tpusim.judges.proof.record import Moved
 from tpusim.judges.proof.tokens import Question
@@ -124,3 +125,17 @@ def test_the_proof_agrees_with_every_interleaving(part: int) -> None:
             racy += bool(found.overlaps)
     assert explored > PROGRAMS // PARTS // 2
     assert 0 < racy < explored
+
+
+def test_a_replay_shows_what_was_refuted() -> None:
+    replayed = 0
+    for seed in range(max(1, PROGRAMS // 5)):
+        program = random_program(random.Random(SEED * 1_000_000 + seed))
+        recorder, machine = observe(program)
+        for _, fault, witness in prove(recorder, machine).witnesses(recorder, machine):
+            if witness.held.leg.endswith(".last"):
+                continue  # the copies here are no larger than what the machine moves at once
+            watcher, again = observe(program, witness.token)
+            assert is_shown(witness, fault, Names(watcher, again)), f"seed {seed}\n{program}\n{witness.token}"
+            replayed += 1
+    assert replayed

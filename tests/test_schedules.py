@@ -310,8 +310,8 @@ def test_a_token_that_no_longer_fits_says_what_does_not_match(tmp_path, token, t
         (
             {"schedule": "hold:1/start3"},
             "'1/start3' names no operation: it is DEVICE/FUNCTION/KIND+ORDINAL[/LEG[/WHAT]], such as "
-            "1/step/start3/writer; kinds: start, wait, signal, read, enter, exit; legs: reader, writer, arrival, "
-            "reader.last, writer.last",
+            "1/step/start3/writer; kinds: start, wait, signal, read, enter, exit; legs: after, reader, writer, "
+            "arrival, reader.last, writer.last",
         ),
         ({"replay": "abc"}, "replay: 'abc' is no token; one begins with t1: and stands with each finding"),
         (
@@ -334,7 +334,7 @@ def test_options_that_cannot_be_are_refused_with_one_text(options, text):
     st.from_regex(r"[a-z_][a-z_0-9]{0,8}", fullmatch=True),
     st.sampled_from(["start", "wait", "signal", "read", "enter", "exit"]),
     st.integers(1, 10**6),
-    st.sampled_from(["", "reader", "writer", "arrival", "reader.last", "writer.last"]),
+    st.sampled_from(["", "after", "reader", "writer", "arrival", "reader.last", "writer.last"]),
     st.sampled_from(["", "x_ref", "x_ref,o_ref"]),
 )
 def test_places_read_back_as_written(device, function, kind, ordinal, leg, what):

@@ -65,6 +65,8 @@ class Result:
     lower_bound: Duration | None = None
     token: str | None = None
     printed: tuple[str, ...] = field(default=(), repr=False)
+    repeats: tuple[tuple[Any, ...], ...] = field(default=(), repr=False)
+    """Outputs of the calls before the last, where a run was of several."""
 
     @property
     def ok(self) -> bool:

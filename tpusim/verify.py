@@ -7,17 +7,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from tpusim.errors import FindingError, InterruptedRunError, NotModelledError, OptionError
 from tpusim.findings import Finding, Kind, Severity
-from tpusim.judges.proof import PREMISES, Proof, Recorder, prove
+from tpusim.judges.proof import PREMISES, Names, Proof, Recorder, ReplayRecorder, Witness, is_shown, prove
+from tpusim.judges.proof.conflicts import Conflict
 from tpusim.observe import Observer
 from tpusim.result import Result
 from tpusim.verdict import Answer, Verdict
 
-_OWN_OPTIONS = ("checks", "on_finding")
+_OWN_OPTIONS = ("checks", "on_finding", "schedule", "faults", "replay")
+_RECORD = {"checks": "none", "on_finding": "record"}
+_MOST_REPLAYED = 5
+"""Findings whose schedule is replayed: each takes a run."""
 _UNDECIDED = (Kind.LIVELOCK, Kind.NOT_MODELLED)
 """Kinds after which nobody knows how the program would have gone on."""
 _ORDERED = (Kind.RACE, Kind.LIFETIME)
@@ -29,13 +35,14 @@ class Attempt:
     """One run: its result (``None`` where it did not begin), findings, and its data against the reference.
 
     ``difference``: where the data are not the reference's; ``data`` says what the comparison found, or why there
-    was none.
+    was none.  ``fault``: what the program itself raised.
     """
 
     result: Result | None
     findings: tuple[Finding, ...]
     difference: str | None = None
     data: str = "not compared: no reference"
+    fault: str | None = None
 
 
 Run = Callable[[Mapping[str, Any], Sequence[Observer]], Attempt]
@@ -57,7 +64,7 @@ def check_options(options: Mapping[str, Any], calls: int) -> None:
     """Refuse run options that a verdict chooses itself."""
     for name in _OWN_OPTIONS:
         if name in options:
-            raise OptionError(f"verify looks at every schedule and records what it finds: leave {name} out")
+            raise OptionError(f"verify looks at every schedule and replays what it finds: leave {name} out")
     if isinstance(calls, bool) or not isinstance(calls, int) or calls < 1:
         raise OptionError(f"calls is a positive integer, not {calls!r}")
 
@@ -66,11 +73,14 @@ def verify_runs(run: Run, calls: int) -> Verdict:
     """The verdict on a program that ``run`` runs ``calls`` times in a row."""
     started = time.perf_counter()
     recorder = Recorder()
-    made = run({"checks": "none", "on_finding": "record"}, [recorder])
+    made = run(_RECORD, [recorder])
     result = made.result
-    proof = None if result is None or not result.cores else prove(recorder, result.cores[0].machine)
+    proof, shown = None, set[int]()
+    if result is not None and result.cores:
+        proof = prove(recorder, result.cores[0].machine)
+        shown = _replay(run, made, proof, recorder, calls)
     findings = _findings(made, proof)
-    answer, reasons = _answer(made, proof, findings)
+    answer, reasons = _answer(made, proof, findings, shown)
     return Verdict(
         answer=answer,
         premises=PREMISES if proof is None else proof.premises,
@@ -93,11 +103,71 @@ def _findings(made: Attempt, proof: Proof | None) -> tuple[Finding, ...]:
     return tuple(sorted([*own, *proven], key=lambda finding: order[finding.severity]))
 
 
-def _answer(made: Attempt, proof: Proof | None, findings: Sequence[Finding]) -> tuple[Answer, tuple[str, ...]]:
+def _replay(run: Run, made: Attempt, proof: Proof, recorder: Recorder, calls: int) -> set[int]:
+    """Replay the first faults, and write into them what came of it; the identities of findings that it showed."""
+    result = made.result
+    if result is None:
+        return set()
+    machine = result.cores[0].machine
+    shown: set[int] = set()
+    for count, (number, fault, witness) in enumerate(proof.witnesses(recorder, machine)):
+        finding = replace(proof.faults[number][0], token=witness.token)
+        if count < _MOST_REPLAYED:
+            watcher = ReplayRecorder()
+            again = run({**_RECORD, "replay": witness.token}, [watcher])
+            text, has_come = _told(made, again, witness, fault, watcher, calls)
+            finding = replace(finding, message=f"{finding.message}\n  {text}")
+            finding.details["replay"] = text
+            if has_come:
+                shown.add(id(finding))
+        proof.faults[number] = (finding, fault)
+    return shown
+
+
+def _told(
+    made: Attempt, again: Attempt, witness: Witness, fault: Conflict, watcher: ReplayRecorder, calls: int
+) -> tuple[str, bool]:
+    """What a replay showed, and whether it was the overlap."""
+    several = f", {calls} calls in a row," if calls > 1 else ""
+    held = f"Replayed{several} with {witness} until nothing else could move"
+    if again.result is None or not again.result.cores:
+        return f"{held}: the run did not begin.", False
+    has_come = is_shown(witness, fault, Names(watcher, again.result.cores[0].machine))
+    text = f"{held}: {'the other access began meanwhile' if has_come else 'the other access did not begin meanwhile'}"
+    difference = again.difference or _difference(made.result, again.result)
+    if difference is not None:
+        return f"{text}, and the data are wrong: {difference}.", has_come
+    is_known = made.result is not None and made.result.outputs is not None and again.result.outputs is not None
+    return f"{text}{'; the data came out as on the default schedule' if is_known else ''}.", has_come
+
+
+def _difference(first: Result | None, second: Result) -> str | None:
+    """How the data of two runs differ."""
+    if first is None or first.outputs is None or second.outputs is None:
+        return None
+    wanted = [*first.repeats, first.outputs]
+    for call, (outputs, expected) in enumerate(zip([*second.repeats, second.outputs], wanted, strict=False), 1):
+        for number, (one, other) in enumerate(zip(outputs, expected, strict=False)):
+            if one is None or other is None:
+                continue
+            rows = [np.ascontiguousarray(a).reshape(-1).view(np.uint8).reshape(a.size, -1) for a in (one, other)]
+            count = int((rows[0] != rows[1]).any(axis=1).sum()) if one.size else 0
+            if count:
+                which = f" of call {call}" if len(wanted) > 1 else ""
+                return f"{count} of {one.size} values of output {number}{which} are not those of the default schedule"
+    return None
+
+
+def _answer(
+    made: Attempt, proof: Proof | None, findings: Sequence[Finding], shown: set[int]
+) -> tuple[Answer, tuple[str, ...]]:
+    """The answer and its reasons; ``shown``: findings that a replay has shown, which need no premise."""
     doubts = [] if proof is None else list(proof.doubts)
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
     certain = [
-        finding for finding in errors if finding.kind not in _UNDECIDED and not (doubts and finding.kind in _ORDERED)
+        finding
+        for finding in errors
+        if finding.kind not in _UNDECIDED and not (doubts and finding.kind in _ORDERED and id(finding) not in shown)
     ]
     reasons = [f"{finding.kind}: {finding.text.splitlines()[0]}" for finding in (certain or errors)]
     if made.difference is not None:
@@ -106,6 +176,8 @@ def _answer(made: Attempt, proof: Proof | None, findings: Sequence[Finding]) -> 
         return "refuted", tuple(reasons)
     if doubts or reasons:
         return "not-proven", (*doubts, *reasons)
+    if made.fault is not None:
+        return "not-proven", (f"the program raised {made.fault.splitlines()[0]}",)
     if made.result is None or not made.result.is_complete:
         return "not-proven", ("the run did not reach its end",)
     return "proven", ()

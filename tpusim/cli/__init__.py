@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from tpusim.cli import calibrate, chips, doctor, exec, explain, explore, kernels, new, report, run, sweep
+from tpusim.cli import calibrate, chips, doctor, exec, explain, explore, kernels, new, report, run, sweep, verify
 from tpusim.cli.console import never_fail_to_encode, one_line
 from tpusim.errors import NotModelledError, OptionError
 from tpusim.job import Status
@@ -54,6 +54,7 @@ def _app() -> typer.Typer:
     for command in commands:
         app.command()(command)
     app.command("explain")(explain.explain_)
+    app.command("verify")(verify.verify)
     app.command("explore")(explore.explore_)
     # options end where the program begins: what follows is its own
     app.command("exec", context_settings={"allow_interspersed_args": False})(exec.exec_)

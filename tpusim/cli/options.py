@@ -49,6 +49,7 @@ Faults = Annotated[
 ]
 Replay = Annotated[str | None, typer.Option("--replay", help="Schedule and faults of a finding: its token.")]
 Html = Annotated[str, typer.Option("--html", help="The page to write.", show_default=False)]
+Calls = Annotated[int, typer.Option("--calls", min=1, help="Calls in a row, each device entering the next at once.")]
 JsonFile = Annotated[str | None, typer.Option("--json", help="Write the result as JSON; - for stdout.")]
 TraceFile = Annotated[
     str | None, typer.Option("--trace", help="Write a timeline for ui.perfetto.dev (.json or .json.gz).")

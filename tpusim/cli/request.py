@@ -20,6 +20,7 @@ def make_job(
     param: list[str] | None = None,
     backend: str = "sim",
     detail: bool = False,
+    calls: int = 1,
     **texts: Any,
 ) -> Job:
     """The job of FILE; ``texts`` are run options as the command line has them, ``None`` where not given.
@@ -34,7 +35,7 @@ def make_job(
     }
     own = dict(parse_set(text, "--param", "bm=128") for text in param or ())
     parameters = own | {"shape": parse_shape(shape), "dtype": parse_dtype(dtype), "seed": texts.get("seed")}
-    return Job(file, _known(given), _known(parameters), backend, detail=detail)
+    return Job(file, _known(given), _known(parameters), backend, detail=detail, calls=calls)
 
 
 def _known(values: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import typer
 
 from tpusim.cli.console import make_console, one_line
 from tpusim.cli.options import (
+    Calls,
     Checks,
     Chip,
     Cores,
@@ -87,6 +88,7 @@ def run(
     trace: TraceFile = None,
     trace_devices: TraceDevices = None,
     trace_parts: TraceParts = None,
+    calls: Calls = 1,
 ) -> None:
     """Run a kernel, check it, time it.
 
@@ -97,6 +99,7 @@ def run(
         file, slice=slice_, mesh=mesh, shape=shape, dtype=dtype, seed=seed, param=param, set=set_, layout=layout,
         cores=cores, data=data, checks=checks, on_finding=on_finding, max_time=max_time, max_events=max_events,
         schedule=schedule, faults=fault, replay=replay, chip=chip, backend=backend, detail=trace is not None,
+        calls=calls,
     )  # fmt: skip
     _check_backend(backend, job.options, trace)
     devices = parse_devices(trace_devices)

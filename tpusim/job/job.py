@@ -7,7 +7,7 @@ cannot be right raise.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,6 +24,7 @@ from tpusim.job.status import Status
 from tpusim.job.userfault import UserCodeError, user_code
 from tpusim.kernel_file import KernelFile, load_file
 from tpusim.native import simulate
+from tpusim.observe import Observer
 from tpusim.options import Place, RunOptions
 from tpusim.program import Kernel
 from tpusim.result import Result
@@ -52,6 +53,10 @@ class Job:
     backend: str = "sim"
     detail: bool = False
     """Whether the run is for a trace or a report."""
+    calls: int = 1
+    """How many calls in a row."""
+    observers: tuple[Observer, ...] = ()
+    """Who watches the run."""
 
 
 @dataclass
@@ -142,7 +147,8 @@ def _run(loaded: KernelFile, job: Job, outcome: Outcome, progress: Progress | No
         outputs = _simulate(loaded, kernel, outcome, arrays, progress)
     shapes = [ShapeDtypeStruct(np.shape(array), np.asarray(array).dtype) for array in arrays]
     sharding = Sharding(kernel, resolve(kernel, shapes, place.axis_sizes), place.axis_sizes)
-    outcome.check = _check(loaded, job, arrays, outputs, sharding, {"devices": devices})
+    repeats = () if outcome.result is None else outcome.result.repeats
+    outcome.check = _check(loaded, job, arrays, outputs, sharding, {"devices": devices}, repeats)
 
 
 def _run_captured(loaded: KernelFile, function: Callable[..., Any], outcome: Outcome) -> None:
@@ -154,6 +160,7 @@ def _run_captured(loaded: KernelFile, function: Callable[..., Any], outcome: Out
 
     arrays = _arrays(loaded, _parameters(loaded, job, None))
     program = capture(function, detail=job.detail, **job.options)
+    program.calls, program.observers = job.calls, job.observers
     try:
         returned = program(*arrays)
     except FindingError as error:
@@ -166,7 +173,7 @@ def _run_captured(loaded: KernelFile, function: Callable[..., Any], outcome: Out
     outcome.place, outcome.findings = result.place, result.findings
     outcome.result = replace(result, lower_bound=_lower_bound(loaded, result.place, arrays))
     outputs = None if returned is None else tuple(returned) if isinstance(returned, tuple | list) else (returned,)
-    outcome.check = _check(loaded, job, arrays, outputs, None, {})
+    outcome.check = _check(loaded, job, arrays, outputs, None, {}, result.repeats)
 
 
 def _arrays(loaded: KernelFile, parameters: Mapping[str, Any]) -> Any:
@@ -175,7 +182,13 @@ def _arrays(loaded: KernelFile, parameters: Mapping[str, Any]) -> Any:
 
 
 def _check(
-    loaded: KernelFile, job: Job, arrays: Any, outputs: Any, sharding: Sharding | None, known: Mapping[str, Any]
+    loaded: KernelFile,
+    job: Job,
+    arrays: Any,
+    outputs: Any,
+    sharding: Sharding | None,
+    known: Mapping[str, Any],
+    repeats: Sequence[Any] = (),
 ) -> Check:
     """Outputs against the file's reference, where there are both."""
     if outputs is None:
@@ -184,6 +197,10 @@ def _check(
     if loaded.reference is None:
         return Check("unchecked", f"not checked: {loaded.path.name} has no reference()")
     expected = loaded.reference(*arrays, **_accepted(loaded.reference, known))
+    for call, earlier in enumerate(repeats, 1):
+        check = compare(earlier, expected, sharding)
+        if check.is_wrong:
+            return Check("different", f"call {call}: {check.text}")
     return compare(outputs, expected, sharding)
 
 
@@ -193,7 +210,7 @@ def _simulate(
     job = outcome.job
     lower_bound = _lower_bound(loaded, outcome.place, arrays)
     try:
-        result = simulate(kernel, arrays, dict(job.options), progress, detail=job.detail)
+        result = simulate(kernel, arrays, dict(job.options), progress, job.detail, job.calls, job.observers)
     except FindingError as error:
         if error.result is None:
             raise

@@ -71,6 +71,16 @@ class ScheduledCore(Core):
         self.operation = operation
         self.number = number
 
+    def _after(self) -> None:
+        """Let the schedule hold the core between the operation just executed and what follows."""
+        machine = self.machine
+        if not machine.schedule.looks_after:
+            return
+        step = Step(self.operation, "after", self.number)
+        if machine.schedule.choose(step).delay_ps == HOLD:
+            machine.hold(step, self._released)
+            machine.suspend()
+
     def _released(self) -> None:
         self.since_ps = self.env.now
         self.now = max(self.now, self.since_ps)
@@ -124,6 +134,7 @@ class ScheduledCore(Core):
         copy = super().start(src, src_region, dst, dst_region, src_sem, dst_sem, site, priority, add)
         if self.machine.schedule.pace == "instant":
             self._catch_up(2)
+        self._after()
         return copy
 
     def wait(self, semaphore: Semaphore, amount: int, site: Any) -> bool:
@@ -147,6 +158,7 @@ class ScheduledCore(Core):
         super().signal(semaphore, amount, site)
         if self.machine.schedule.pace == "instant":
             self._catch_up(1)
+        self._after()
 
     def give_back(self, semaphore: Semaphore, amount: int, site: Any) -> None:
         """Put back what a wait has just taken."""

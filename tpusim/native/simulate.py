@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import product
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -62,7 +63,10 @@ def simulate(
         *before, last = programs
         last.launch(before)
         try:
-            return session.finish(last.outputs, last.unused_descriptors, progress)
+            result = session.finish(last.outputs, last.unused_descriptors, progress)
+            if result.outputs is None or not before:
+                return result
+            return replace(result, repeats=tuple(program.outputs() or () for program in before))
         finally:
             last.close()
 

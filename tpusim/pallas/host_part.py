@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import greenlet
@@ -79,6 +80,8 @@ class Run:
         self.session = Session(chosen, tuple(self.axis_sizes), detail=detail, observers=observers)
         self.machine = self.session.machine
         self.values: list[Any] = []
+        self.repeats: list[list[Any]] = []
+        """What it returned all times but the last."""
         self.instances: dict[Any, KernelInstance] = {}
         self.meetings: dict[Any, Rendezvous] = {}
         self.handed = HandedArrays()
@@ -92,7 +95,10 @@ class Run:
             self.devices = [Device(self, core, hub) for core in self.machine.cores]
             host = _Host(self, hub, inputs)
             try:
-                return self.session.finish(self._outputs, run=lambda: self._run(host))
+                result = self.session.finish(lambda: self._outputs(self.values), run=lambda: self._run(host))
+                if result.outputs is None or not self.repeats:
+                    return result
+                return replace(result, repeats=tuple(self._outputs(values) or () for values in self.repeats))
             finally:
                 host.end()
                 for device in self.devices:
@@ -106,12 +112,15 @@ class Run:
             deadlock = self.session.deadlock(waiting)
             if deadlock is not None:
                 raise error_for(deadlock)
-        self.values = [value.whole() if isinstance(value, Distributed) else value for value in host.results]
+        *self.repeats, self.values = [
+            [value.whole() if isinstance(value, Distributed) else value for value in results]
+            for results in host.results
+        ]
 
-    def _outputs(self) -> tuple[Any, ...] | None:
-        if self.values and all(value is None for value in self.values):
+    def _outputs(self, values: Sequence[Any]) -> tuple[Any, ...] | None:
+        if values and all(value is None for value in values):
             return None
-        arrays = tuple(None if value is None else host_array(value) for value in self.values)
+        arrays = tuple(None if value is None else host_array(value) for value in values)
         for number, array in enumerate(arrays):
             if array is not None and isinstance(array.dtype, np.dtype) and holds_sentinel(array):
                 self.machine.report(
@@ -133,13 +142,13 @@ def _input(leaf: Any, aval: Any) -> Any:
 
 
 class _Host(Evaluator):
-    """Evaluates what lies outside a ``shard_map``; ``results`` are those of the program."""
+    """Evaluates what lies outside a ``shard_map``; ``results`` are those of the program, each time it is executed."""
 
     def __init__(self, run: Run, hub: greenlet.greenlet, inputs: Sequence[Any]) -> None:
         super().__init__(run.program.plans)
         self.run_ = run
         self.mesh = Mesh(run.axis_sizes, [run.machine.coordinates(core.device) for core in run.machine.cores])
-        self.results: list[Any] = []
+        self.results: list[list[Any]] = []
         self._inputs = inputs
         self._suspend = hub.switch
         self._thread = greenlet.greenlet(self._work, hub)
@@ -158,7 +167,7 @@ class _Host(Evaluator):
 
     def _work(self) -> None:
         for _ in range(self.run_.calls):
-            self.results = self.evaluate(self.run_.jaxpr, self.run_.consts, self._inputs)
+            self.results.append(self.evaluate(self.run_.jaxpr, self.run_.consts, self._inputs))
 
     def pure(self, step: PureRun, env: dict[Any, Any]) -> None:
         """Part by part where each element depends on its own place alone."""

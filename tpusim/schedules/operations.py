@@ -27,8 +27,9 @@ KINDS = {
 }
 """Kinds of visible operation: what one is called, what a device did, several of them."""
 
-LEGS = ("", "reader", "writer", "arrival", "reader.last", "writer.last")
-"""What of an operation: itself, a leg of its copy, the arrival of its signal, a leg without its last bytes."""
+LEGS = ("", "after", "reader", "writer", "arrival", "reader.last", "writer.last")
+"""What of an operation: itself, what its core does after it (a copy start or signal), a leg of its copy, the arrival of
+its signal, a leg without its last bytes."""
 
 ANY = "-"
 """A function of any name."""

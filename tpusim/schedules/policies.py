@@ -19,7 +19,7 @@ HOLD = -1
 
 
 class Step(NamedTuple):
-    """One step before it happens.  ``leg``: empty (the core's operation itself), reader, writer or arrival.
+    """One step before it happens.  ``leg``: empty (the core's operation itself), after, reader, writer or arrival.
 
     ``number``: which of its kind on its device; ``slack_ps``: by how much the chip's numbers leave its time open;
     ``links``: those on its way; ``nbytes``: what the leg counts.
@@ -52,6 +52,8 @@ class Schedule:
     text = "default"
     pace: Literal["nominal", "fast", "instant"] = "nominal"
     """How fast everything not delayed goes: as the chip's numbers say, at their fast end, or at once."""
+    looks_after = False
+    """Whether a core may be held after an operation, before the loads and stores that follow on it."""
 
     @property
     def title(self) -> str:
@@ -183,6 +185,8 @@ class Hold(Schedule):
     ``strict``: places that the run does not have are a misfit.
     """
 
+    looks_after = True
+
     def __init__(self, places: Sequence[Place], *, strict: bool = True) -> None:
         self.places = tuple(places)
         self.text = f"{'hold' if strict else 'try-hold'}:{'+'.join(map(str, places))}" if places else "default"
@@ -239,7 +243,7 @@ def draw(seed: int, step: Step, below: int) -> int:
 
 _MASK = (1 << 64) - 1
 _KIND_NUMBERS = {"start": 1, "wait": 2, "signal": 3, "read": 4, "enter": 5, "exit": 6}
-_LEG_NUMBERS = {"": 0, "reader": 1, "writer": 2, "arrival": 3}
+_LEG_NUMBERS = {"": 0, "reader": 1, "writer": 2, "arrival": 3, "after": 4}
 
 
 def _mix(value: int) -> int:

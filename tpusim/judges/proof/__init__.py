@@ -35,5 +35,6 @@ operations x stalls x 0.6 ns where there are thousands; memory is semaphores tou
 
 from tpusim.judges.proof.proof import PREMISES, Proof, prove
 from tpusim.judges.proof.record import Recorder
+from tpusim.judges.proof.witness import Names, ReplayRecorder, Witness, is_shown
 
-__all__ = ["PREMISES", "Proof", "Recorder", "prove"]
+__all__ = ["PREMISES", "Names", "Proof", "Recorder", "ReplayRecorder", "Witness", "is_shown", "prove"]

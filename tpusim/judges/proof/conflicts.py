@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tpusim.judges.proof.record import Met, Moved, Peeked, Recorder, Signalled, Touched
@@ -149,6 +150,14 @@ class Conflicts:
         questions = [Question(earlier.stall, later.device, later.after) for earlier, later in self.conflicts]
         reached = self.system.reached(questions)
         return [conflict for conflict, can_be in zip(self.conflicts, reached, strict=True) if can_be]
+
+    def needs_parts(self, conflict: Conflict) -> bool:
+        """Whether the later access can begin only while all but the last bytes of the earlier one have come."""
+        stall, later = conflict.earlier.stall, conflict.later
+        if not isinstance(stall, Leg):
+            return False
+        whole = replace(stall, is_whole=True)
+        return not self.system.reached([Question(whole, later.device, later.after)])[0]
 
     # -- operations -----------------------------------------------------------------------------
 

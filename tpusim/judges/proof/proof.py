@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ from tpusim.findings import Finding, where_of
 from tpusim.judges.proof.conflicts import Conflict, Conflicts
 from tpusim.judges.proof.record import Recorder
 from tpusim.judges.proof.report import ProofReport
+from tpusim.judges.proof.witness import Names, Witness, witness_of
 from tpusim.specs import SemaphoreType
 
 if TYPE_CHECKING:
@@ -43,6 +45,18 @@ class Proof:
     doubts: list[str]
     operations: int
     premises: tuple[str, ...] = field(default=PREMISES)
+    conflicts: Conflicts | None = field(default=None, repr=False)
+
+    def witnesses(self, recorder: Recorder, machine: Machine) -> Iterator[tuple[int, Conflict, Witness]]:
+        """For each fault (by its place in ``faults``) that another schedule is needed for, that schedule."""
+        if self.conflicts is None or all(conflict is None for _, conflict in self.faults):
+            return
+        names = Names(recorder, machine)
+        for number, (_, conflict) in enumerate(self.faults):
+            if conflict is not None:
+                witness = witness_of(conflict, names, is_partial=self.conflicts.needs_parts(conflict))
+                if witness is not None:
+                    yield number, conflict, witness
 
 
 def prove(recorder: Recorder, machine: Machine) -> Proof:
@@ -62,7 +76,7 @@ def prove(recorder: Recorder, machine: Machine) -> Proof:
         premises.append(BARRIER_PREMISE)
     if conflicts.meetings:
         premises.append(MEETING_PREMISE)
-    return Proof(faults, _doubts(conflicts, machine), len(conflicts.system), tuple(premises))
+    return Proof(faults, _doubts(conflicts, machine), len(conflicts.system), tuple(premises), conflicts)
 
 
 def _doubts(conflicts: Conflicts, machine: Machine) -> list[str]:

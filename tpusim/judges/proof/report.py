@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from tpusim.findings import Finding, Kind, Where, where_of
 from tpusim.judges.proof.conflicts import Access, Conflict
 from tpusim.judges.proof.record import Moved, Signalled
+from tpusim.machine.calls import Call
 from tpusim.machine.dma import Copy
 
 if TYPE_CHECKING:
-    from tpusim.machine.calls import Call
     from tpusim.machine.machine import Machine
     from tpusim.machine.semaphores import Semaphore
 
@@ -111,11 +111,14 @@ class ProofReport:
                 f"{self.name(earlier)}: {self.device(later.device)} leaves the run_scoped of {name} without a wait "
                 "that makes sure that the copy is over."
             )
-        what = "call" if not isinstance(earlier.source, Moved) or not earlier.source.is_scope else "run_scoped"
-        call = earlier.source.call if isinstance(earlier.source, Moved) else None
+        owner = earlier.source  # where the target never came that far in this run, the call or scoped object itself
+        call = owner.call if isinstance(owner, Moved) else owner
+        is_scope = owner.is_scope if isinstance(owner, Moved) else not isinstance(owner, Call)
+        what = "run_scoped" if is_scope else "call"
+        during = "" if is_scope else self._during(call)
         return (
-            f"{self.name(later)}{self._during(call)}: nothing makes sure that {self.device(earlier.device)} has "
-            f"entered the {what} that owns it; a barrier or a signal from there has to come first."
+            f"{self.name(later)}{during}: nothing makes sure that {self.device(earlier.device)} has entered the {what} "
+            "that owns it; a barrier or a signal from there has to come first."
         )
 
     def _during(self, call: Call | None) -> str:

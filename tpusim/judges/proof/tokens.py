@@ -41,10 +41,11 @@ class Core:
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """The stall of a leg of the copy that is operation ``number``: the last of its bytes never comes."""
+    """The stall of a leg of the copy that is operation ``number``: the last of its bytes, or all, never come."""
 
     number: int
     is_reader: bool
+    is_whole: bool = False
 
 
 Stall = Core | Leg
@@ -145,8 +146,11 @@ class TokenSystem:
 
     def short(self, stall: Leg) -> list[tuple[int, int]]:
         """The counters that a stalled leg keeps short, and by how many units."""
+        withheld = self.legs[stall.number][0 if stall.is_reader else 1]
+        if stall.is_whole:
+            return [(counter, amount) for counter, amount in self.effects[stall.number] if counter in withheld]
         missing: defaultdict[int, int] = defaultdict(int)
-        for counter in self.legs[stall.number][0 if stall.is_reader else 1]:
+        for counter in withheld:
             missing[counter] += 1
         return [(counter, -(-count // self._units[counter])) for counter, count in missing.items()]
 

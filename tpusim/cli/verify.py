@@ -1,0 +1,96 @@
+"""``tpusim verify FILE``: prove or refute that a kernel is right in every schedule."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from tpusim.cli.console import labelled, make_console, one_line, styled
+from tpusim.cli.options import (
+    Calls,
+    Chip,
+    Cores,
+    Data,
+    DtypeText,
+    File,
+    JsonFile,
+    LayoutText,
+    MeshText,
+    Overrides,
+    Params,
+    Seed,
+    ShapeText,
+    SliceText,
+)
+from tpusim.cli.request import check_writable, make_job
+from tpusim.cli.run import quiet_for, write_json
+from tpusim.findings import Severity
+from tpusim.job import Outcome, Status
+from tpusim.job.verify import verify_job
+from tpusim.verdict import Verdict
+
+_MOST_FINDINGS = 10
+_STYLES = {"proven": "bold green", "refuted": "bold red", "not-proven": "bold yellow"}
+_STATUS = {"proven": Status.RIGHT, "refuted": Status.WRONG, "not-proven": Status.NOT_POSSIBLE}
+
+
+def verify(
+    file: File,
+    calls: Calls = 1,
+    slice_: SliceText = None,
+    mesh: MeshText = None,
+    shape: ShapeText = None,
+    dtype: DtypeText = None,
+    seed: Seed = None,
+    param: Params = None,
+    set_: Overrides = None,
+    layout: LayoutText = None,
+    cores: Cores = None,
+    data: Data = None,
+    max_time: Annotated[float | None, typer.Option(help="Most simulated microseconds.")] = None,
+    max_events: Annotated[int | None, typer.Option(help="Most events, and most operations of one core.")] = None,
+    chip: Chip = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Prove or refute that a kernel is right in every schedule.
+
+    Looked for are deadlocks, leaks, races and lifetime faults; the data of one run are compared with
+    reference().  Exit status: 0 proven; 1 refuted; 2 bad arguments; 3 not proven, or not possible on this
+    computer.
+    """
+    check_writable(json_file)
+    job = make_job(
+        file, slice=slice_, mesh=mesh, shape=shape, dtype=dtype, seed=seed, param=param, set=set_, layout=layout,
+        cores=cores, data=data, max_time=max_time, max_events=max_events, chip=chip, calls=calls,
+    )  # fmt: skip
+    with quiet_for(json_file):
+        verdict, outcome = verify_job(job)
+    _show(make_console(sys.stderr if json_file == "-" else sys.stdout), verdict, outcome)
+    if json_file is not None:
+        write_json({"file": file, **verdict.as_dict(), "error": outcome.fault or outcome.not_possible}, json_file)
+    raise typer.Exit(Status.WRONG if outcome.fault is not None else _STATUS[verdict.answer])
+
+
+def _show(console: Console, verdict: Verdict, outcome: Outcome) -> None:
+    if outcome.result is not None:
+        console.print(styled(outcome.result.summary[0], "bold"))
+    elif outcome.not_possible is not None:
+        typer.echo(f"Error: {one_line(outcome.not_possible)}", err=True)
+        return
+    console.print(labelled(f"verdict      {verdict}", _STYLES[verdict.answer]))
+    if verdict.answer != "proven":
+        console.print(labelled(f"data         {verdict.data}"))
+    for finding in verdict.findings[:_MOST_FINDINGS]:
+        is_error = finding.severity is Severity.ERROR
+        console.print(styled(finding.explain(), "red" if is_error else "yellow"))
+    if len(verdict.findings) > _MOST_FINDINGS:
+        more = len(verdict.findings) - _MOST_FINDINGS
+        console.print(styled(f"... and {more} more findings; --json has them all", "dim"))
+    if outcome.fault is not None:
+        console.print(styled(outcome.fault, "red"))
+    console.print(styled("It rests on:", "dim"))
+    for premise in verdict.premises:
+        console.print(styled(f"  {premise}", "dim"))
