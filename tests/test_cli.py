@@ -367,9 +367,9 @@ def test_bad_arguments_are_one_line(tpusim, arguments, message):
 
 
 def test_usage_errors_are_2(tpusim):
-    status, out, err = tpusim("run", "k.py", "--compute", "compiler")
+    status, out, err = tpusim("run", "k.py", "--compile", "v5e")
     assert (status, out) == (2, "")
-    assert err.splitlines()[-1].startswith("Error: No such option: --compute")
+    assert err.splitlines()[-1].startswith("Error: No such option: --compile")
     assert tpusim("run")[0] == 2
     assert tpusim("walk")[0] == 2
     assert tpusim("run", "k.py", "--seed", "x")[0] == 2

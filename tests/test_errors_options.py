@@ -28,10 +28,7 @@ def _nothing(*refs):
         ({"schedule": "randon"}, "there is no schedule 'randon'; did you mean 'random'?"),
         ({"faults": 3}, "faults is a list of texts such as 'jitter:200ns', not 3"),
         ({"replay": ""}, "replay: '' is no token; one begins with t1: and stands with each finding"),
-        (
-            {"compute": "compiler"},
-            "option 'compute': compiler-exact compute cost cannot be chosen in this version of tpusim.",
-        ),
+        ({"compute": "compiler"}, "compute is 'default' or 'exact', not 'compiler'"),
         ({"on_finding": "ignore"}, "on_finding is 'raise' or 'record', not 'ignore'"),
         ({"cores": "both"}, "cores is 'megacore' or 'split', not 'both'"),
         (

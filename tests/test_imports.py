@@ -18,7 +18,7 @@ import tpusim
 
 LAYERS = [
     ["units"],
-    ["findings", "errors"],
+    ["findings", "errors", "disk_cache"],
     ["specs"],
     ["chips", "topology", "bounds"],
     ["observe"],
@@ -43,7 +43,7 @@ LAYERS = [
 ]
 """Modules and packages of tpusim, the ones that know least first."""
 
-CHILD_PROCESSES = {"tpusim.pallas.run"}
+CHILD_PROCESSES = {"tpusim.pallas.run", "tpusim.pallas.compile_run"}
 """Programs of their own, which nobody imports: they may use everything."""
 
 HOMES = {

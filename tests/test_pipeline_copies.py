@@ -126,6 +126,7 @@ FREE = {
 def test_a_step_takes_what_core_latency_or_bandwidth_allow(shape: Any, work: int, bound: str) -> None:
     chip = tpusim.chips.load_chip("v5e")
     nbytes = 4 * shape[0] * shape[1]
+    only_reads = {"dma.start_latency_vmem_to_hbm": 1e-12}  # the copy out is waited for a step later
     core = step_us(shape, work, set=FREE)
     transfer = nbytes / min(chip.dma.rate_hbm_to_vmem.number, chip.hbm.bandwidth.number) * 1e6
     latency = chip.dma.start_latency_hbm_to_vmem.number * 1e6 + transfer
@@ -135,7 +136,7 @@ def test_a_step_takes_what_core_latency_or_bandwidth_allow(shape: Any, work: int
         "bandwidth": 2 * nbytes / chip.hbm.bandwidth.number * 1e6,
     }
     assert max(limits, key=lambda name: limits[name]) == bound
-    assert step_us(shape, work) == pytest.approx(limits[bound], rel=0.04)
+    assert step_us(shape, work, set=only_reads) == pytest.approx(limits[bound], rel=0.04)
 
 
 def test_control_is_charged_for_every_step_and_axis() -> None:

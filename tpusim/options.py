@@ -15,11 +15,6 @@ from tpusim.schedules import Schedule, check_schedule, make_schedule, split_toke
 from tpusim.topology import Layout, Slice, mesh_devices
 from tpusim.units import PS_PER_US
 
-LATER = {
-    "compute": "compiler-exact compute cost",
-}
-"""Options of the interface that have nothing behind them yet."""
-
 
 @dataclass(frozen=True)
 class RunOptions:
@@ -38,6 +33,8 @@ class RunOptions:
     from ``seed`` within the chip's intervals), ``shuffle`` (any legal order, drawn from ``seed``), ``eager``, ``lazy``,
     ``newest``, ``split``, ``slow-device:(0,)``, ``slow-link:(0,0)-(1,0)``.  ``faults``: see :mod:`tpusim.faults`.
     ``replay``: the token of a finding, in place of both.
+    ``compute``: ``default`` estimates compute cost from the shipped table; ``exact`` asks the TPU compiler (the
+    ``tpu`` extra), piece by piece, and keeps its answers on disk.
     ``max_time``: simulated microseconds.  ``max_events``: events of the simulation, and operations of one core.
     """
 
@@ -54,6 +51,7 @@ class RunOptions:
     schedule: str = "default"
     faults: str | Sequence[str | Fault] = ()
     replay: str | None = None
+    compute: Literal["default", "exact"] = "default"
     max_time: float | None = None
     max_events: int | None = None
 
@@ -64,8 +62,6 @@ class RunOptions:
         for name in options:
             if name in known:
                 continue
-            if name in LATER:
-                raise OptionError(f"option {name!r}: {LATER[name]} cannot be chosen in this version of tpusim.")
             close = difflib.get_close_matches(name, known, 1)
             hint = f" Did you mean {close[0]!r}?" if close else f" There are: {', '.join(sorted(known))}."
             raise OptionError(f"there is no run option {name!r}.{hint}")
@@ -78,6 +74,8 @@ class RunOptions:
             raise OptionError(f"on_finding is 'raise' or 'record', not {self.on_finding!r}")
         if self.checks not in ("observed", "none"):
             raise OptionError(f"checks is 'observed' or 'none', not {self.checks!r}")
+        if self.compute not in ("default", "exact"):
+            raise OptionError(f"compute is 'default' or 'exact', not {self.compute!r}")
         if self.cores not in ("megacore", "split"):
             raise OptionError(f"cores is 'megacore' or 'split', not {self.cores!r}")
         events, time = self.max_events, self.max_time

@@ -29,6 +29,10 @@ Checks = Annotated[
     str | None,
     typer.Option("--checks", help="observed: look for races; none: only for accesses to a copy under way."),
 ]
+Compute = Annotated[
+    str | None,
+    typer.Option("--compute", help="default: by the shipped table; exact: by the TPU compiler (the tpu extra)."),
+]
 OnFinding = Annotated[str | None, typer.Option("--on-finding", help="raise or record.")]
 Chip = Annotated[str | None, typer.Option("--chip", help="Your own chip, a TOML file.")]
 ScheduleText = Annotated[

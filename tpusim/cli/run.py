@@ -17,6 +17,7 @@ from tpusim.cli.options import (
     Calls,
     Checks,
     Chip,
+    Compute,
     Cores,
     Data,
     DtypeText,
@@ -53,6 +54,7 @@ _SIM_ONLY = (
     "cores",
     "data",
     "checks",
+    "compute",
     "on_finding",
     "max_time",
     "max_events",
@@ -75,6 +77,7 @@ def run(
     cores: Cores = None,
     data: Data = None,
     checks: Checks = None,
+    compute: Compute = None,
     on_finding: OnFinding = None,
     max_time: Annotated[float | None, typer.Option(help="Most simulated microseconds.")] = None,
     max_events: Annotated[int | None, typer.Option(help="Most events, and most operations of one core.")] = None,
@@ -97,9 +100,9 @@ def run(
     """
     job = make_job(
         file, slice=slice_, mesh=mesh, shape=shape, dtype=dtype, seed=seed, param=param, set=set_, layout=layout,
-        cores=cores, data=data, checks=checks, on_finding=on_finding, max_time=max_time, max_events=max_events,
-        schedule=schedule, faults=fault, replay=replay, chip=chip, backend=backend, detail=trace is not None,
-        calls=calls,
+        cores=cores, data=data, checks=checks, compute=compute, on_finding=on_finding, max_time=max_time,
+        max_events=max_events, schedule=schedule, faults=fault, replay=replay, chip=chip, backend=backend,
+        detail=trace is not None, calls=calls,
     )  # fmt: skip
     _check_backend(backend, job.options, trace)
     devices = parse_devices(trace_devices)

@@ -150,6 +150,10 @@ class CostTable:
         """Cycles of one scalar operation, SMEM access included."""
         return 1
 
+    def vregs(self, dtype: np.dtype[Any], shape: Shape) -> int:
+        """Registers an array takes, those of masks counted as 32-bit words."""
+        return self._vregs(shape, element_bits(dtype))
+
     def _vregs(self, shape: Shape, bits: int) -> int:
         return vregs(shape, bits, self._tiles[min(bits, 32)])
 

@@ -134,6 +134,12 @@ def _outcome(job: Job, path: Path, load: Callable[[], KernelFile], progress: Pro
 
 
 def _run(loaded: KernelFile, job: Job, outcome: Outcome, progress: Progress | None) -> None:
+    if job.options.get("compute") == "exact":
+        from tpusim.pallas.compiler import MISSING, compiler_version
+
+        if compiler_version() is None:
+            outcome.not_possible = MISSING.format("--compute exact")
+            return
     kernel = loaded.made(_known(loaded, job))
     if not isinstance(kernel, Kernel):
         _run_captured(loaded, kernel, outcome)

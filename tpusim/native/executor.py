@@ -50,7 +50,8 @@ class Executor:
 
     __slots__ = (
         "_axis_index",
-        "_charges",
+        "_idle",
+        "_piece",
         "buffers_of",
         "call",
         "coords",
@@ -78,7 +79,7 @@ class Executor:
         self.grid_index: tuple[int, ...] = ()
         self.scope_path: tuple[Any, ...] = ()
         self.np: Any = SimulatedNumpy(self, self.machine.data)
-        self._charges = program.charges
+        self._idle = self._piece = program.idle
         self._axis_index: dict[Any, Scalar] = {}
 
     # -- places ---------------------------------------------------------------------------------
@@ -138,6 +139,7 @@ class Executor:
         array = buffer.array
         if not region.shape:
             return self._scalar_of(region, array, is_known=racing is None)
+        self._piece = self._piece.access(region.spec.dtype, region.shape, False)
         if array is None:
             return Array(self, None, region.shape, region.spec.dtype)
         value = array[region.index].copy()
@@ -156,18 +158,24 @@ class Executor:
         require_vector_memory(region, "store")
         buffer = self.core.buffers[region.spec.position]
         self.core.store(buffer, region, user_site())
+        if region.shape:
+            self._piece = self._piece.access(region.spec.dtype, region.shape, True)
         data = _storable(value, region)
         if buffer.array is not None and data is not None:
             buffer.array[region.index] = data
 
     def charge(self, op: str, dtype: np.dtype[Any], shapes: Any, out_shape: Any) -> None:
         """Charge one array operation to the core."""
-        key = (op, dtype, shapes, out_shape)
-        cost = self._charges.get(key)
-        if cost is None:
-            timing = self.machine.timing
-            cost = self._charges[key] = timing.cycles(timing.costs.cycles(op, dtype, shapes, out_shape))
+        self._piece, cost = self._piece.operation(op, dtype, shapes, out_shape)
         self.core.compute(cost, op, user_site())
+        if self._piece.is_long:
+            self.end_piece()
+
+    def end_piece(self) -> None:
+        """From here on others can see what the core has done: pay what its work still owes."""
+        piece, self._piece = self._piece, self._idle
+        if piece.owed_ps:
+            self.core.compute(piece.owed_ps, "load and store", self.program.pipeline.site)
 
     # -- copies ---------------------------------------------------------------------------------
 
@@ -193,6 +201,8 @@ class Executor:
 
     def start(self, descriptor: AsyncCopyDescriptor, priority: int, add: bool, site: RawSite) -> None:
         """Start its copy."""
+        if self._piece is not self._idle:
+            self.end_piece()
         if descriptor.use is None:
             self.made(descriptor, site)
         descriptor.use.is_used = True
@@ -234,6 +244,8 @@ class Executor:
 
     def wait(self, descriptor: AsyncCopyDescriptor, site: RawSite) -> None:
         """Wait for both legs of a remote copy, or for a local one."""
+        if self._piece is not self._idle:
+            self.end_piece()
         if descriptor.src_sem is None:
             self.wait_recv(descriptor, site)
             return
@@ -254,6 +266,8 @@ class Executor:
 
     def wait_send(self, descriptor: AsyncCopyDescriptor, site: RawSite) -> None:
         """Wait until its source has been read."""
+        if self._piece is not self._idle:
+            self.end_piece()
         if descriptor.use is None:
             self.made(descriptor, site)
         descriptor.use.is_used = True
@@ -264,6 +278,8 @@ class Executor:
 
     def wait_recv(self, descriptor: AsyncCopyDescriptor, site: RawSite) -> None:
         """Wait until its destination has been written on this device."""
+        if self._piece is not self._idle:
+            self.end_piece()
         if descriptor.use is None:
             self.made(descriptor, site)
         descriptor.use.is_used = True
@@ -323,6 +339,8 @@ class Executor:
 
     def semaphore_signal(self, sem: Any, inc: Any, device_id: Any, core_index: Any, site: RawSite) -> None:
         """Add to a semaphore."""
+        if self._piece is not self._idle:
+            self.end_piece()
         if core_index is not None and _static(core_index, "core_index") != 0:
             raise NotModelledError("semaphore_signal(core_index=...): each device has one core here")
         device = self.core.device if device_id is None else self.resolve_device(device_id)
@@ -333,6 +351,8 @@ class Executor:
 
     def semaphore_wait(self, sem: Any, value: Any, site: RawSite) -> None:
         """Take from a semaphore."""
+        if self._piece is not self._idle:
+            self.end_piece()
         amount = _static(value, "value")
         if amount < 0:
             raise SemaphoreKindError(f"semaphore_wait takes a non-negative value, not {amount}")
@@ -341,12 +361,16 @@ class Executor:
 
     def semaphore_read(self, sem: Any, site: RawSite) -> Scalar:
         """Its value now, in global time."""
+        if self._piece is not self._idle:
+            self.end_piece()
         if not self.core.join():
             self.suspend()
         return Scalar(self.core.peek(self._counter(sem, self.core.device, "read"), site))
 
     def get_barrier_semaphore(self, site: RawSite) -> BarrierRef:
         """The barrier semaphore of the kernel's collective id."""
+        if self._piece is not self._idle:
+            self.end_piece()
         collective_id = self.program.kernel.collective_id
         if collective_id is None:
             self.machine.note(
@@ -365,14 +389,18 @@ class Executor:
     def when(self, condition: Any, body: Callable[[], None]) -> None:
         """Run ``body`` if the condition holds."""
         if condition.value if type(condition) is Scalar else _static(condition, "condition"):
+            self.end_piece()
             body()
+        self.end_piece()
 
     def fori_loop(self, lower: Any, upper: Any, body: Callable[[Any, Any], Any], init: Any, unroll: Any) -> Any:
         """Run the loop; each index is a tracked scalar."""
         carry = init
         is_weak = type(lower) is int and type(upper) is int  # as in jax.lax.fori_loop
         for index in range(_static(lower, "lower"), _static(upper, "upper")):
+            self.end_piece()
             carry = body(Scalar(index, weak=is_weak), carry)
+        self.end_piece()
         return carry
 
     def run_scoped(self, body: Callable[..., Any], types: tuple[Any, ...], kw_types: dict[str, Any]) -> Any:
@@ -401,10 +429,14 @@ class Executor:
 
     def delay(self, nanos: Any) -> None:
         """Do nothing for a while."""
+        if self._piece is not self._idle:
+            self.end_piece()
         self.core.delay(_static(nanos, "nanos") * 1000, user_site())
 
     def debug_print(self, fmt: str, args: tuple[Any, ...]) -> None:
         """Log a line with device and time."""
+        if self._piece is not self._idle:
+            self.end_piece()
         if not self.core.join():
             self.suspend()
         values = [getattr(value, "value", getattr(value, "data", value)) for value in args]

@@ -23,6 +23,7 @@ from tpusim.machine.machine import no_collection
 from tpusim.machine.memory import BufferSpec, fresh_array, holds_sentinel
 from tpusim.machine.semaphores import SemaphoreSpec
 from tpusim.native.blocks import as_index_map
+from tpusim.native.charges import Piece
 from tpusim.native.executor import DescriptorUse, Executor
 from tpusim.native.refs import Ref, SemaphoreRef
 from tpusim.native.scan import Scanned, scan
@@ -53,6 +54,13 @@ def simulate(
     the same arrays, each device entering the next as soon as it has left one; the outputs are the last one's.
     """
     chosen = RunOptions.of(options)
+    if chosen.compute == "exact" and calls == 1 and not observers:  # the others are not about time
+        from tpusim.pallas.compiler import require_compiler
+
+        require_compiler("compute='exact'")
+        from tpusim.pallas.exact_native import simulate_exact
+
+        return simulate_exact(kernel, arrays, options, detail)
     with no_collection():
         session = Session(chosen, kernel.axes, detail=detail, observers=observers)
         try:
@@ -81,7 +89,8 @@ class Program:
         self.axis_sizes = session.place.axis_sizes
         self.sizes = tuple(self.axis_sizes.values())
         self.mesh_text = ", ".join(f"{axis}={size}" for axis, size in self.axis_sizes.items())
-        self.charges: dict[Any, int] = {}
+        self.idle = Piece(self.machine.timing)
+        """The work of a core that has done nothing since others could see it."""
         self.one_axis_size = self.sizes[0] if len(self.sizes) == 1 else 0
         """Devices that one integer names; 0 on several axes."""
         self.fitting: set[Any] = set()
@@ -263,6 +272,7 @@ class Program:
         def step(index: tuple[int, ...]) -> None:
             executor.grid_index = index
             self.kernel.fn(*refs)
+            executor.end_piece()
 
         def run() -> None:
             try:

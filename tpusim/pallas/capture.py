@@ -19,6 +19,7 @@ from tpusim.machine.machine import no_collection
 from tpusim.observe import Observer
 from tpusim.options import RunOptions
 from tpusim.pallas import internals
+from tpusim.pallas.compiler import require_compiler
 from tpusim.pallas.host_part import Program, Run
 from tpusim.pallas.internals.chip import simulated_chip
 from tpusim.result import Result
@@ -47,6 +48,8 @@ class CapturedProgram:
         if "mesh" in options:
             raise OptionError("a captured program brings its own mesh: leave the option mesh out")
         chosen = RunOptions.of(options)
+        if chosen.compute == "exact":
+            require_compiler("compute='exact'")
         internals.warn_if_newer()
         self.fn = fn
         self.options = options

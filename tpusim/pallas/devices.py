@@ -75,7 +75,12 @@ class Device(Evaluator):
             if instance is None:
                 kernel = run.program.kernel(eqn, run.axis_sizes, run.machine.data)
                 instance = run.instances[key] = KernelInstance(
-                    kernel, run.machine, run.session.printed_by, run.handed, self.participants
+                    kernel,
+                    run.machine,
+                    run.session.printed_by,
+                    run.handed,
+                    self.participants,
+                    run.session.options.compute == "exact",
                 )
             results = instance.run(self.core, self.suspend, [key_words(value) for value in operands])
             if instance.is_over:

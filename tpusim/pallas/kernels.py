@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tpusim.costs import CostTable
 from tpusim.declare import unused_collective_id
 from tpusim.errors import FindingError
 from tpusim.findings import Kind, Where
@@ -24,6 +25,7 @@ from tpusim.pallas.handover import HandedArrays, HandedSemaphores, outlive
 from tpusim.pallas.internals.kernels import KernelCall, kernel_call
 from tpusim.pallas.lower import Lowered, Lowering
 from tpusim.pallas.pipeline import Operands, lower_maps, memory
+from tpusim.pallas.work import Work
 from tpusim.pipeline import control_ps
 from tpusim.specs import MemorySpace, SemaphoreArray
 
@@ -65,14 +67,18 @@ class CapturedKernel:
             self._segments = [s.function() if self.data or s.is_known else None for s in self.lowered.segments]
         return self._segments
 
-    def program(self, items: Sequence[BufferSpec | SemaphoreSpec], timing: Timing, share: int) -> Any:
+    def program(self, items: Sequence[BufferSpec | SemaphoreSpec], timing: Timing, share: int, is_exact: bool) -> Any:
         """What runs on each device, for these buffers and semaphores; the last one again where they are the same."""
         lowered = self.lowered
         wholes = [item.whole if isinstance(item, BufferSpec) else None for item in items]
         positions = [item.position for item in items]
         known, at, found = self._bound
         if found is None or positions != at or any(new is not old for new, old in zip(wholes, known, strict=True)):
-            prices = [timing.cycles(segment.cycles(timing.costs) / share) for segment in lowered.segments]
+            cycles = _cycles(lowered.works, timing.costs, is_exact)
+            prices = [
+                timing.cycles((count - work.accesses) / share)
+                for count, work in zip(cycles, lowered.works, strict=True)
+            ]
             found = self.bind(positions, wholes, self.segments(), lowered.sites, lowered.consts, prices)
             self._bound = wholes, positions, found
         return found
@@ -107,6 +113,14 @@ def holdable(contents: KernelCall) -> dict[int, bool]:
     return {slot: slot >= outputs for slot in range(contents.num_prefetch, count) if slot not in aliased}
 
 
+def _cycles(works: Sequence[Work], costs: CostTable, is_exact: bool) -> list[int]:
+    if is_exact:
+        from tpusim.pallas.exact import exact_cycles
+
+        return exact_cycles(works, costs)
+    return [work.estimate(costs).mid for work in works]
+
+
 class KernelInstance:
     """One call of a captured kernel on the machine: every device enters and leaves it on its own.
 
@@ -120,6 +134,7 @@ class KernelInstance:
         log: Callable[[Core, str], None],
         handed: HandedArrays | None = None,
         devices: int | None = None,
+        is_exact: bool = False,
     ) -> None:
         self.kernel = kernel
         self.devices = len(machine.cores) if devices is None else devices
@@ -165,7 +180,7 @@ class KernelInstance:
         cores = timing.chip.core.tensorcores_per_chip.integer // machine.slice.devices_per_chip
         self.share = cores if any(contents.parallel) else 1
         self.control_ps = control_ps(timing, len(contents.grid), self.share)
-        self.program = kernel.program(items, timing, self.share)
+        self.program = kernel.program(items, timing, self.share, is_exact)
 
     def run(self, core: Core, suspend: Suspend, values: Sequence[Any]) -> list[Any]:
         """The kernel on one device: operand arrays in, result arrays out (``None`` without data)."""

@@ -3,8 +3,9 @@
 Interpreting a jaxpr equation by equation costs a hundred times more than the machine itself, so each
 kernel becomes source code: integers and booleans are Python ints, each copy, wait or signal is one call
 on the core, control flow stays ``for``/``while``/``if``, and every maximal run of pure array equations is
-one `Segment` with one compute cost.  A segment waits until something that others can see comes along (a
-store, copy, wait or signal); loads go ahead of it, because nothing in between can change what they see.
+one `Segment`.  A segment waits until something that others can see comes along (a store, copy, wait or
+signal); loads go ahead of it, because nothing in between can change what they see.  What a core loads, computes
+and stores between two points where others can see it, or control flow, is one `Work` with one cost.
 
 The generated module has one function ``bind``, called once for each kernel call with the positions of
 its buffers; it returns ``kernel(rt)``, run by every device.
@@ -37,6 +38,7 @@ from tpusim.pallas.symbols import (
     scalar_index,
     whole_shape,
 )
+from tpusim.pallas.work import Work
 from tpusim.specs import MemoryRef, MemorySpace, SemaphoreArray, SemaphoreType
 
 _FILES = count(1)
@@ -79,6 +81,8 @@ class Lowered:
     """Held slots whose loads go into compiled segments."""
     scopes: list[ScopeDecl] = field(default_factory=list)
     segments: list[Segment] = field(default_factory=list)
+    works: list[Work] = field(default_factory=list)
+    """What is charged: the table of prices goes with it."""
     sites: list[Where | None] = field(default_factory=list)
     consts: list[Any] = field(default_factory=list)
     is_remote: bool = False
@@ -167,6 +171,8 @@ class Lowering:
         self.names = count(1)
         self.env: dict[Any, Any] = {}
         self.scope: int | None = None
+        self.work: Work | None = None
+        """What the core has computed since others could last see it."""
         self.slots = 0
         self.out = Lowered("", [])
         self.touched: set[int] = set()
@@ -352,9 +358,26 @@ class Lowering:
     def defer(self, block: Block, eqn: Any) -> None:
         """Put a pure equation into the pending segment."""
         block.pending.append(eqn)
+        self.compute(eqn)
         for var in eqn.outvars:
             if not isinstance(var, internals.DropVar):
                 self.env[var] = Value(self.fresh("a"), False)
+
+    def compute(self, eqn: Any, ref: RefSymbol | None = None) -> None:
+        """Put a load, store or array equation into the work that is charged at the next point others can see."""
+        if ref is not None and ref.space is not MemorySpace.VMEM:
+            return  # scalars have a price of their own
+        if self.work is None:
+            self.work = Work(self.name)
+        self.work.add(eqn, self.env, ref)
+
+    def _charge(self, block: Block, at: int) -> None:
+        work, self.work = self.work, None
+        if work is None:
+            return
+        work.close({var for var, last in block.last_use.items() if last >= at})
+        self.out.works.append(work)
+        self.emit(f"core.compute(C[{len(self.out.works) - 1}], 'compute', {self.site(work.last)})")
 
     def _all_python(self, eqn: Any) -> bool:
         if not all(is_integer(v.aval) for v in eqn.outvars):
@@ -382,6 +405,8 @@ class Lowering:
                     self.emit(f"{value.code} = {value.code}.copy()")
                 value.slot = -1
                 del block.views[var]
+        if stored is None:
+            self._charge(block, at)
 
     def _home(self, slot: int) -> int:
         return self.aliases.get(slot, slot)
@@ -405,8 +430,6 @@ class Lowering:
             self.out.in_xla |= {self.env[var].slot for var in inputs if var in block.views}
         self.out.segments.append(segment)
         number = len(self.out.segments) - 1
-        site = self.site(eqns[-1])
-        self.emit(f"core.compute(C[{number}], 'compute', {site})")
         if not self.data:
             for var in outputs:
                 self._emit_known(eqns, var)

@@ -201,7 +201,7 @@ class KernelRun:
 
     def _run(self, operands: Mapping[int, Operands], threads: list[greenlet.greenlet]) -> None:
         machine = self.session.machine
-        instance = KernelInstance(self.kernel, machine, self._log)
+        instance = KernelInstance(self.kernel, machine, self._log, is_exact=self.session.options.compute == "exact")
         suspend = greenlet.getcurrent().switch
         for core in machine.cores:
             core.done = core.device not in operands

@@ -48,6 +48,8 @@ def _require_vector_memory(symbol: RefSymbol, verb: str, shape: tuple[int, ...],
 def _load(lowering: Lowering, eqn: Any, symbol: RefSymbol, region: str, block: Block, var: Any) -> None:
     """Load a region; what the variable is from now on."""
     site = lowering.site(eqn)
+    if symbol.key is None:
+        lowering.compute(eqn, symbol)
     buffer = f"buf[p{symbol.slot}]"
     is_view = region in lowering.views
     if is_integer(var.aval):
@@ -128,6 +130,8 @@ def _swap(lowering: Lowering, block: Block, eqn: Any) -> None:
     _require_vector_memory(symbol, "store", tuple(out.aval.shape), eqn)
     if out in block.last_use:
         _load(lowering, eqn, symbol, region, block, out)
+    else:
+        lowering.compute(eqn, symbol)
     lowering.flush(block, stored=symbol.slot)
     _store(lowering, block, eqn, symbol, region, value.code, value.slot)
 
@@ -137,6 +141,7 @@ def _addupdate(lowering: Lowering, block: Block, eqn: Any) -> None:
     symbol, region = lowering.region(block, ref, eqn)
     _require_vector_memory(symbol, "store", tuple(eqn.invars[1].aval.shape), eqn)
     lowering.flush(block, stored=symbol.slot)
+    lowering.compute(eqn, symbol)
     old = lowering.fresh("x")
     lowering.emit(f"{old} = rt.load_view(buf[p{symbol.slot}], {region}, {lowering.site(eqn)})")
     sum_ = f"{old} + {value.code}" if lowering.data else f"rt.add({old}, {value.code})"
@@ -153,6 +158,7 @@ def _masked_load(lowering: Lowering, block: Block, eqn: Any) -> None:
         _load(lowering, eqn, symbol, region, block, var)
         return
     lowering.flush(block)  # the mask
+    lowering.compute(eqn, symbol)
     name = lowering.fresh("x")
     lowering.emit(f"{name} = rt.load_masked(buf[p{symbol.slot}], {region}, {mask.code}, {lowering.site(eqn)})")
     lowering.emit(f"{name} = rt.where({mask.code}, {name}, {'None' if other is None else other.code}, {region})")
@@ -169,6 +175,8 @@ def _masked_swap(lowering: Lowering, block: Block, eqn: Any) -> None:
     _require_vector_memory(symbol, "store", tuple(out.aval.shape), eqn)
     if out in block.last_use:
         _load(lowering, eqn, symbol, region, block, out)
+    else:
+        lowering.compute(eqn, symbol)
     lowering.flush(block, stored=symbol.slot)
     if mask is None:
         _store(lowering, block, eqn, symbol, region, value.code)

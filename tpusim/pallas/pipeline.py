@@ -40,7 +40,7 @@ class LoweredMap:
         """The map of one call, whose scalar-prefetch operands are ``scalars``."""
         lowered = self.lowered
         functions = [segment.function() for segment in lowered.segments]
-        prices = [timing.cycles(segment.cycles(timing.costs)) for segment in lowered.segments]
+        prices = [timing.cycles(work.estimate(timing.costs).mid) for work in lowered.works]
         positions, wholes = [spec.position for spec in scalars], [spec.whole for spec in scalars]
         found: IndexMap = self._bind(positions, wholes, functions, lowered.sites, lowered.consts, prices)
         return found

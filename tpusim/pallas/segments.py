@@ -1,4 +1,4 @@
-"""Maximal runs of pure array equations of a kernel: one call each, one compute cost each."""
+"""Maximal runs of pure array equations of a kernel: one call each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from tpusim.costs import CostTable
 from tpusim.errors import NotModelledError
 from tpusim.pallas import internals
 
@@ -71,12 +70,6 @@ class Segment:
         eqn = named[0] if named else self.eqns[0]
         what = str(error).splitlines()[0] if not named else f"primitive {eqn.primitive.name}"
         return internals.not_modelled(what, eqn)
-
-    def cycles(self, costs: CostTable) -> int:
-        """Cycles on a chip: the slots of all its equations together, and the fill of the MXU for each product."""
-        slots: dict[str, float] = {}
-        products = sum(_add_slots(slots, eqn, costs, 1) for eqn in self.eqns)
-        return max(1, costs.slot_cycles(slots) + products * costs.chip.core.mxu_fill.integer)
 
 
 _SMALL = 1 << 16
@@ -163,32 +156,3 @@ def _converter(dtype: Any) -> Callable[[Any], Any]:
 
         return make
     return lambda value: value
-
-
-def _add_slots(slots: dict[str, float], eqn: Any, costs: CostTable, times: int) -> int:
-    """Add an equation's slots, as often as it runs; how many matrix products it holds."""
-    inner = list(internals.sub_jaxprs(eqn.params))
-    if inner:
-        repeat = times * int(eqn.params.get("length", 1)) if eqn.primitive.name == "scan" else times
-        return sum(_add_slots(slots, sub, costs, repeat) for jaxpr in inner for sub in jaxpr.eqns)
-    shapes = tuple(tuple(int(dim) for dim in v.aval.shape) for v in eqn.invars if hasattr(v.aval, "shape"))
-    out = eqn.outvars[0].aval
-    if not hasattr(out, "shape") or not isinstance(out.dtype, np.dtype):
-        return 0
-    dtype = next((v.aval.dtype for v in eqn.invars if isinstance(getattr(v.aval, "dtype", None), np.dtype)), out.dtype)
-    name = eqn.primitive.name
-    if name == "dot_general":
-        shapes = _matmul_shapes(eqn)
-    for unit, amount in costs.slots(name, dtype, shapes, tuple(out.shape), out_dtype=out.dtype).items():
-        slots[unit] = slots.get(unit, 0.0) + amount * times
-    return times if name == "dot_general" else 0
-
-
-def _matmul_shapes(eqn: Any) -> tuple[tuple[int, ...], ...]:
-    (contract_left, contract_right), (batch_left, batch_right) = eqn.params["dimension_numbers"]
-    left, right = eqn.invars[0].aval.shape, eqn.invars[1].aval.shape
-    batch = tuple(int(left[d]) for d in batch_left)
-    k = int(np.prod([left[d] for d in contract_left], dtype=np.int64))
-    m = int(np.prod([s for d, s in enumerate(left) if d not in (*contract_left, *batch_left)], dtype=np.int64))
-    n = int(np.prod([s for d, s in enumerate(right) if d not in (*contract_right, *batch_right)], dtype=np.int64))
-    return (*batch, m, k), (*batch, k, n)

@@ -120,12 +120,13 @@ class _Reader(_End):
 class _Writer(_End):
     """An output on one device."""
 
-    __slots__ = ("busy", "index", "place", "step")
+    __slots__ = ("busy", "index", "is_first", "place", "step")
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.busy = [0] * self.stream.slots
         self.place: Place | None = None
+        self.is_first = False
         self.step: tuple[int, ...] | None = next(self.steps)
         self.index = self.stream.index_map(self.context, *self.step)
 
@@ -137,7 +138,7 @@ class _Writer(_End):
         index = self.index
         self.place = stream.places.get(index) or stream.place(index, self.step or ())
         slot = self.slot = (self.slot + 1) % stream.slots
-        self._wait(slot)
+        self.is_first = True
         window = self.windows[slot]
         if not stream.keeps:
             if stream.held is not None:
@@ -148,7 +149,17 @@ class _Writer(_End):
         self.buffers[self.position] = window
 
     def give(self) -> None:
-        """After a body: if the next step writes another block, or there is none, copy this one out."""
+        """After a body: copy the block out if the next step writes another one; have a window free for that.
+
+        The compiler waits for the window at the end of the first step of a block, not when the next one needs it.
+        """
+        self._copy_out()
+        if self.is_first:
+            self.is_first = False
+            if self.step is not None:
+                self._wait((self.slot + 1) % self.stream.slots)
+
+    def _copy_out(self) -> None:
         stream = self.stream
         step = self.step = next(self.steps, None)
         if step is not None:
