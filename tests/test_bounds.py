@@ -251,6 +251,93 @@ def test_a_pod_is_quick_enough():
     assert bounds.all_gather(on, devices, MB, RATES) == 6143 * MB_ON_A_LINK // 6 + 3 * US
 
 
+def rooted(collective):
+    return lambda on, devices, size, rates: collective(on, devices, devices[-1], size, rates)
+
+
+ROOTED = [bounds.broadcast, bounds.reduce, bounds.scatter, bounds.gather]
+EVERY_SLICE = [
+    Slice.parse(text)
+    for text in (
+        *(f"v5e:{shape}" for shape in ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")),
+        *("v6e:8x16", "v4:4x4x4", "v4:4x4x8", "v5p:2x2x2", "v5p:2x4x4", "v5p:8x8x8", "v7x:2x2x2", "v7x:4x4x4"),
+    )
+]
+
+
+@pytest.mark.parametrize("on", EVERY_SLICE, ids=str)
+@pytest.mark.parametrize("collective", [*COLLECTIVES, *map(rooted, ROOTED)])
+def test_every_collective_on_every_slice_has_a_certificate(on, collective):
+    for size in (1, 4096, 64 * MB):
+        bound = collective(on, everyone(on), size, RATES)
+        if on.num_devices == 1:
+            assert bound == 0
+            continue
+        assert bound >= RATES.start_latency_ps
+        if isinstance(bound, bounds.Bound):
+            assert bound == bound.bandwidth + bound.latency
+            assert bound.bandwidth >= 0
+            assert str(bound.latency) in bound.because
+        else:  # two dies of one chip, where only the start is certain
+            assert on.num_chips == 1
+
+
+def test_certificates_read_well():
+    on, devices = of("v5e:4x4")
+    assert bounds.all_gather(on, devices, MB, RATES).because == (
+        "14.3 MiB must cross the 2 links at the edge of one part of the slice, 50.0 GB/s each (150.000 us for "
+        "bandwidth, 3.000 us of latency)"
+    )
+    assert bounds.barrier(on, devices, RATES).because == (
+        "two devices are 6 hops apart and must hear of each other (6.000 us of latency)"
+    )
+    assert bounds.local_copy(8 * MB, RATES).because == (
+        "7.6 MiB move through HBM of 800.0 GB/s (10.000 us for bandwidth, 500.000 ns of latency)"
+    )
+
+
+def test_a_broadcast_leaves_its_root_by_all_links_and_goes_to_the_farthest_corner():
+    """The corner of a 4x4 mesh has 2 links and a corner 6 hops away; on the 16x16 torus 4 and 16."""
+    on, devices = of("v5e:4x4")
+    assert bounds.broadcast(on, devices, 0, 10 * MB, RATES) == 2 * US + 10 * MB_ON_A_LINK // 2 + 6 * US
+    on, devices = of("v5e:16x16")
+    assert bounds.broadcast(on, devices, 0, 10 * MB, RATES) == 2 * US + 10 * MB_ON_A_LINK // 4 + 16 * US
+    assert bounds.barrier(on, devices, RATES) == 16 * US
+    assert bounds.reduce(on, devices, 5, MB, RATES) == bounds.broadcast(on, devices, 5, MB, RATES)
+
+
+@given(slices, st.sampled_from(ROOTED), st.integers(0, 10**9), st.data())
+def test_no_rooted_bound_lies_above_sending_everything_directly(on, collective, size, data):
+    devices = data.draw(st.lists(st.sampled_from(everyone(on)), min_size=1, unique=True))
+    root = data.draw(st.sampled_from(devices))
+    load: dict[int, int] = {}
+    farthest = 0
+    for device in devices:
+        ends = (device, root) if collective in (bounds.gather, bounds.reduce) else (root, device)
+        farthest = max(farthest, hops(on, *ends))
+        for index in route(on, *ends).links:
+            load[index] = load.get(index, 0) + size
+    slowest = min(RATES.link_bytes_per_s, RATES.die_bytes_per_s)
+    busiest = -(-max(load.values(), default=0) * 10**12 // slowest)
+    least = collective(on, devices, root, size, RATES)
+    assert 0 <= least <= RATES.start_latency_ps + busiest + farthest * RATES.hop_latency_ps
+    assert least <= collective(on, devices, root, size + MB, RATES)
+
+
+def test_the_bounds_of_a_mesh_are_those_of_its_devices():
+    on, devices = of("v5e:4x4")
+    mesh = bounds.MeshBounds(on, load_chip("v5e"), {"x": 16}, devices)
+    rates = mesh.rates
+    assert mesh.broadcast(MB, root=3) == bounds.broadcast(on, devices, devices[3], MB, rates)
+    assert mesh.reduce(MB) == bounds.reduce(on, devices, devices[0], MB, rates)
+    assert mesh.scatter(MB, 2) == bounds.scatter(on, devices, devices[2], MB, rates)
+    assert mesh.gather(MB, 2) == bounds.gather(on, devices, devices[2], MB, rates)
+    assert mesh.barrier() == bounds.barrier(on, devices, rates)
+    assert mesh.collective_permute([(0, 1), (1, 0)], MB) == bounds.permute(on, [(0, 1), (1, 0)], MB, rates)
+    everyone_alike = [[MB] * 16] * 16
+    assert mesh.ragged_all_to_all(everyone_alike) == mesh.all_to_all(MB)
+
+
 # --- misuse -----------------------------------------------------------------------------------------
 
 

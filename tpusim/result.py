@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from tpusim.bounds import Bound
 from tpusim.findings import Finding, Severity
 from tpusim.intervals import Interval, basis_of, interval_of, used_numbers
 from tpusim.machine.flows import Resource
@@ -104,6 +105,11 @@ class Result:
         return None if self.lower_bound is None else self.lower_bound.us
 
     @property
+    def lower_bound_because(self) -> str | None:
+        """The certificate of the lower bound: what no program can avoid."""
+        return self.lower_bound.because if isinstance(self.lower_bound, Bound) else None
+
+    @property
     def is_complete(self) -> bool:
         """Whether every device reached the end of its program."""
         return all(core.done for core in self.cores)
@@ -195,6 +201,7 @@ class Result:
             "interval_us": self.interval_us,
             "basis": self.basis,
             "lower_bound_us": self.lower_bound_us,
+            "lower_bound_because": self.lower_bound_because,
             "ratio": self.ratio,
             "dmas": self.dmas,
             "bytes": self.bytes,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from tpusim.bounds import operations
+from tpusim.bounds import operations, rooted
+from tpusim.bounds.certificate import Bound
 from tpusim.bounds.operations import Rates
 from tpusim.chips import ChipSpec
 from tpusim.topology import Slice, links_out_of
@@ -58,6 +59,37 @@ class MeshBounds:
         """Every device sends ``pair_bytes`` to every other."""
         return operations.all_to_all(self.slice, self.devices, pair_bytes, self.rates)
 
+    def ragged_all_to_all(self, sizes: Sequence[Sequence[int]]) -> Duration:
+        """Device i (a mesh position) sends ``sizes[i][j]`` bytes to device j."""
+        at = self.devices
+        moves = [(at[i], at[j], int(size)) for i, row in enumerate(sizes) for j, size in enumerate(row)]
+        return operations.transfers(self.slice, moves, self.rates)
+
+    def collective_permute(self, pairs: Iterable[tuple[int, int]], shard_bytes: int) -> Duration:
+        """For each ``(source, target)`` of mesh positions a shard moves."""
+        numbers = ((self.devices[source], self.devices[target]) for source, target in pairs)
+        return operations.permute(self.slice, numbers, shard_bytes, self.rates)
+
+    def broadcast(self, array_bytes: int, root: int = 0) -> Duration:
+        """Every device ends with the array of the device at mesh position ``root``."""
+        return rooted.broadcast(self.slice, self.devices, self.devices[root], array_bytes, self.rates)
+
+    def reduce(self, array_bytes: int, root: int = 0) -> Duration:
+        """The device at mesh position ``root`` ends with the sum of the arrays of all."""
+        return rooted.reduce(self.slice, self.devices, self.devices[root], array_bytes, self.rates)
+
+    def scatter(self, shard_bytes: int, root: int = 0) -> Duration:
+        """The device at mesh position ``root`` sends every other a shard."""
+        return rooted.scatter(self.slice, self.devices, self.devices[root], shard_bytes, self.rates)
+
+    def gather(self, shard_bytes: int, root: int = 0) -> Duration:
+        """The device at mesh position ``root`` receives the shard of every other."""
+        return rooted.gather(self.slice, self.devices, self.devices[root], shard_bytes, self.rates)
+
+    def barrier(self) -> Duration:
+        """No device goes on before all have arrived."""
+        return rooted.barrier(self.slice, self.devices, self.rates)
+
     def halo_exchange(self, sent_bytes: int) -> Duration:
         """Every device sends ``sent_bytes`` in all to its neighbours: through the links it has, one hop."""
         if self.num_devices == 1 or sent_bytes == 0:
@@ -69,7 +101,8 @@ class MeshBounds:
             rate = degree * rates.link_bytes_per_s + rates.die_bytes_per_s
             if rate:
                 worst = max(worst, sent_bytes * PS_PER_S // rate)
-        return Duration(rates.start_latency_ps + worst)
+        text = "a device sends {} bytes to its neighbours by all links it has"
+        return Bound(rates.start_latency_ps, worst, text, sent_bytes)
 
     def local_copy(self, read_bytes: int, write_bytes: int) -> Duration:
         """HBM traffic of one device, reads and writes together."""

@@ -27,9 +27,10 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from tpusim.bounds.certificate import Bound, crossing
 from tpusim.errors import OptionError
 from tpusim.topology import Slice, distance, links_out_of
-from tpusim.units import PS_PER_S, Duration, ps_from_seconds
+from tpusim.units import PS_PER_S, Duration, format_bytes, format_rate, ps_from_seconds
 
 if TYPE_CHECKING:
     from tpusim.chips import ChipSpec
@@ -54,6 +55,8 @@ class Rates:
     start_latency_ps: int
     local_start_latency_ps: int = 0
     die_bytes_per_s: int = 0
+    signal_latency_ps: int = 0
+    """Of a semaphore signal to another device."""
 
     @classmethod
     def of(cls, chip: ChipSpec, dtype: Literal["bf16", "int8", "fp8"] = "bf16") -> Rates:
@@ -80,12 +83,14 @@ class Rates:
             start_latency_ps=ps_from_seconds(chip.dma.start_latency_remote.number),
             local_start_latency_ps=ps_from_seconds(min(local)),
             die_bytes_per_s=die.integer if die is not None else 0,
+            signal_latency_ps=ps_from_seconds(chip.ici.signal_latency.number),
         )
 
 
 def combine(*durations: int) -> Duration:
-    """The largest of several bounds; nothing is bounded by zero."""
-    return Duration(max(durations, default=0))
+    """The largest of several bounds, with its certificate if it has one; nothing is bounded by zero."""
+    largest = max(durations, default=0)
+    return largest if isinstance(largest, Duration) else Duration(largest)
 
 
 def local_copy(size_bytes: int, rates: Rates, *, hbm_passes: int = 1) -> Duration:
@@ -95,7 +100,9 @@ def local_copy(size_bytes: int, rates: Rates, *, hbm_passes: int = 1) -> Duratio
     """
     if size_bytes == 0:
         return Duration(0)
-    return Duration(rates.local_start_latency_ps + _time_ps(size_bytes * hbm_passes, rates.hbm_bytes_per_s))
+    busy = _time_ps(size_bytes * hbm_passes, rates.hbm_bytes_per_s)
+    text = f"{format_bytes(size_bytes)} move through HBM of {format_rate(rates.hbm_bytes_per_s)}"
+    return Bound(rates.local_start_latency_ps, busy, text)
 
 
 def matmul(
@@ -107,7 +114,12 @@ def matmul(
     """
     out = itemsize if out_itemsize is None else out_itemsize
     traffic = (m * k + k * n) * itemsize + m * n * out if in_hbm else 0
-    return combine(_time_ps(2 * m * k * n, rates.flops_per_s), _time_ps(traffic, rates.hbm_bytes_per_s))
+    arithmetic = f"2 x {m} x {k} x {n} operations at {rates.flops_per_s / 1e12:.1f} TFLOP/s"
+    through_hbm = f"operands and result, {format_bytes(traffic)}, through HBM of {format_rate(rates.hbm_bytes_per_s)}"
+    return combine(
+        Bound(0, _time_ps(2 * m * k * n, rates.flops_per_s), arithmetic),
+        Bound(0, _time_ps(traffic, rates.hbm_bytes_per_s), through_hbm),
+    )
 
 
 def all_gather(slice_: Slice, devices: Sequence[int], shard_bytes: int, rates: Rates) -> Duration:
@@ -136,14 +148,16 @@ def all_reduce(slice_: Slice, devices: Sequence[int], array_bytes: int, rates: R
     sent something towards it; after that, each other one must still receive.  On a ring this is twice
     the bound of :func:`reduce_scatter`.  On a line it is not: the ends need only one pass each way.
     """
-    counts = _chip_counts(slice_, devices)
+    counts = chip_counts(slice_, devices)
     bound = _exchange(slice_, devices, array_bytes, rates, lambda k, p: array_bytes)
     ports = sum(len(links_out_of(slice_, chip)) for chip in counts)
     sent = 2 * (len(counts) - 1) * array_bytes
     if sent == 0:
         return bound
     busy = _time_ps(sent, ports * rates.link_bytes_per_s)
-    return combine(bound, rates.start_latency_ps + busy + rates.hop_latency_ps)
+    latency = rates.start_latency_ps + rates.hop_latency_ps
+    text = "all {} chips together send the array {} times over {} links"
+    return combine(bound, Bound(latency, busy, text, len(counts), 2 * (len(counts) - 1), ports))
 
 
 def all_to_all(slice_: Slice, devices: Sequence[int], pair_bytes: int, rates: Rates) -> Duration:
@@ -206,7 +220,7 @@ def transfers(slice_: Slice, moves: Iterable[tuple[int, int, int]], rates: Rates
                 dies[source, target] += size
             else:
                 between[chips] += size
-    bounds = [rates.start_latency_ps + _between_dies(slice_, a, size, rates) for (a, _), size in dies.items()]
+    bounds: list[Bound] = [_dies_bound(slice_, a, size, rates) for (a, _), size in dies.items()]
     leaving: Counter[int] = Counter()
     arriving: Counter[int] = Counter()
     for (source, target), size in between.items():
@@ -214,10 +228,11 @@ def transfers(slice_: Slice, moves: Iterable[tuple[int, int, int]], rates: Rates
         arriving[target] += size
         ports = min(_degree(slice_, source), _degree(slice_, target))
         far = distance(slice_, source, target) * rates.hop_latency_ps
-        bounds.append(rates.start_latency_ps + _time_ps(size, ports * rates.link_bytes_per_s) + far)
-    crossing = [(size, _degree(slice_, chip)) for ends in (leaving, arriving) for chip, size in ends.items()]
-    crossing += _cut_moves(slice_, between)
-    bounds += _crossing_ps(crossing, rates)
+        busy = _time_ps(size, ports * rates.link_bytes_per_s)
+        bounds.append(far_bound(rates.start_latency_ps + far, busy, size, ports, far // (rates.hop_latency_ps or 1)))
+    crossings = [(size, _degree(slice_, chip)) for ends in (leaving, arriving) for chip, size in ends.items()]
+    crossings += _cut_moves(slice_, between)
+    bounds += crossings_of(crossings, rates)
     return combine(*bounds)
 
 
@@ -234,7 +249,7 @@ def _checked(slice_: Slice, device: int) -> int:
     return device
 
 
-def _chip_counts(slice_: Slice, devices: Sequence[int]) -> Counter[int]:
+def chip_counts(slice_: Slice, devices: Sequence[int]) -> Counter[int]:
     """Chip -> how many of the devices are on it."""
     for device, times in Counter(devices).items():
         if times > 1:
@@ -250,11 +265,25 @@ def _between_dies(slice_: Slice, device: int, size_bytes: int, rates: Rates) -> 
     return _time_ps(size_bytes, ici + rates.die_bytes_per_s)
 
 
-def _crossing_ps(crossing: Iterable[tuple[int, int]], rates: Rates) -> Iterator[int]:
+def crossings_of(crossings: Iterable[tuple[int, int]], rates: Rates) -> Iterator[Bound]:
     """Bounds from ``(bytes, links they must share)``."""
-    for size, links in crossing:
+    latency = rates.start_latency_ps + rates.hop_latency_ps
+    for size, links in crossings:
         if size:
-            yield rates.start_latency_ps + _time_ps(size, links * rates.link_bytes_per_s) + rates.hop_latency_ps
+            busy = _time_ps(size, links * rates.link_bytes_per_s)
+            yield crossing(latency, busy, size, links, rates.link_bytes_per_s)
+
+
+def _dies_bound(slice_: Slice, device: int, size_bytes: int, rates: Rates) -> Bound:
+    busy = _between_dies(slice_, device, size_bytes, rates)
+    text = "{} bytes must enter or leave one device by the link between the dies and the links of its chip"
+    return Bound(rates.start_latency_ps, busy, text, size_bytes)
+
+
+def far_bound(latency_ps: int, busy_ps: int, size_bytes: int, ports: int, hops: int) -> Bound:
+    """Bytes that leave a chip and have a way to go."""
+    text = "{} bytes leave a chip by {} links and have {} hops to go"
+    return Bound(latency_ps, busy_ps, text, size_bytes, ports, hops)
 
 
 def _exchange(
@@ -265,19 +294,25 @@ def _exchange(
     ``needed(k, P)``: bytes that must cross, in the busier direction, the edge of a set with k of the P
     devices, ``0 < k < P``; ``pair_bytes``: what a device must send for one other device alone.
     """
-    counts = _chip_counts(slice_, devices)
+    counts = chip_counts(slice_, devices)
     total = len(devices)
     if total < 2 or pair_bytes == 0:
         return Duration(0)
-    crossing = {(held, _degree(slice_, chip)) for chip, held in counts.items()} | set(_cuts(slice_, counts))
-    bounds = list(_crossing_ps(((needed(held, total), links) for held, links in crossing if 0 < held < total), rates))
+    crossings = {(held, _degree(slice_, chip)) for chip, held in counts.items()} | set(_cuts(slice_, counts))
+    bounds = list(crossings_of(((needed(held, total), links) for held, links in crossings if 0 < held < total), rates))
     alone = needed(1, total)
-    bounds += [rates.start_latency_ps + _between_dies(slice_, device, alone, rates) for device in devices]
+    if slice_.has_die_links:
+        bounds.append(
+            _dies_bound(slice_, min(devices, key=lambda device: _degree(slice_, slice_.chip_of(device))), alone, rates)
+        )
+    else:
+        bounds.append(_dies_bound(slice_, devices[0], 0, rates))
     source, target = _far_pair(slice_, list(counts))
     if source != target:
         busy = _time_ps(pair_bytes, _degree(slice_, source) * rates.link_bytes_per_s)
         hops = distance(slice_, source, target)
-        bounds.append(rates.start_latency_ps + busy + hops * rates.hop_latency_ps)
+        latency = rates.start_latency_ps + hops * rates.hop_latency_ps
+        bounds.append(far_bound(latency, busy, pair_bytes, _degree(slice_, source), hops))
     return combine(*bounds)
 
 
@@ -309,6 +344,17 @@ def _cuts(slice_: Slice, counts: Counter[int]) -> Iterator[tuple[int, int]]:
             held[slice_.chip_coords(chip)[axis]] += count
         for inside, edge in _arcs(slice_, axis):
             yield sum(held[at] for at in inside), edge
+
+
+def cuts_without(slice_: Slice, counts: Counter[int], root: int) -> Iterator[int]:
+    """For every arc of every axis, and what lies outside of it, that holds a device but not the root: its links."""
+    for axis in range(len(slice_.shape)):
+        held = {slice_.chip_coords(chip)[axis] for chip in counts}
+        home = slice_.chip_coords(root)[axis]
+        for inside, edge in _arcs(slice_, axis):
+            without = held.intersection(inside) if home not in inside else held.difference(inside)
+            if without:
+                yield edge
 
 
 def _cut_moves(slice_: Slice, between: Counter[tuple[int, int]]) -> Iterator[tuple[int, int]]:

@@ -34,8 +34,9 @@ from tpusim.units import Duration, json_safe
 Progress = Callable[[int, int], None]
 
 _FIELDS = (
-    "ok", "result", "time_us", "interval_us", "basis", "lower_bound_us", "ratio", "dmas", "bytes", "findings", "error",
-    "file", "backend", "chip", "slice", "mesh", "layout", "seed", "token", "wall_s", "calls", "utilisation",
+    "ok", "result", "time_us", "interval_us", "basis", "lower_bound_us", "lower_bound_because", "ratio", "dmas",
+    "bytes", "findings", "error", "file", "backend", "chip", "slice", "mesh", "layout", "seed", "token", "wall_s",
+    "calls", "utilisation",
 )  # fmt: skip
 """All fields, in the order in which JSON has them; null where nothing is known."""
 
@@ -277,4 +278,4 @@ def _lower_bound(loaded: KernelFile, place: Place | None, arrays: Any) -> Durati
     if loaded.lower_bound is None or place is None:
         return None
     bound = loaded.lower_bound(MeshBounds(place.slice, place.chip, place.axis_sizes, place.devices), *arrays)
-    return None if bound is None else Duration(bound)
+    return bound if bound is None or isinstance(bound, Duration) else Duration(bound)

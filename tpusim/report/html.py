@@ -69,7 +69,7 @@ def cards(result: Result, check: str | None = None) -> Markup:
     bound = result.lower_bound
     found = [
         ("time", str(result.time), spread if result.is_complete else "where the run stopped"),
-        ("lower bound", str(bound) if bound is not None else "–", "of the same operation on this slice"),
+        ("lower bound", str(bound) if bound is not None else "–", result.lower_bound_because or "none is known"),
         ("ratio", f"{result.ratio:.2f}×" if result.ratio is not None else "–", "time over lower bound"),
         ("copies", f"{result.dmas:,}", format_bytes(result.bytes)),
         ("busiest link", f"{use.links_max:.0%}", (use.busiest_link or "not used").removeprefix("link ")),
