@@ -43,9 +43,10 @@ def simulate(case: Case) -> dict[str, Any]:
     except tpusim.errors.NotModelledError as error:
         return {"outcome": "not modelled", "why": str(error)}
     except tpusim.errors.FindingError as error:
-        return {"outcome": "stopped", "why": describe(error.finding)}
+        return {"outcome": "stopped", "why": describe(error.finding), "kinds": [error.finding.kind.value]}
+    kinds = sorted({finding.kind.value for finding in run.result.findings})
     if run.result.outputs is None:
-        return {"outcome": "stopped", "why": describe(run.result.findings[-1])}
+        return {"outcome": "stopped", "why": describe(run.result.findings[-1]), "kinds": kinds}
     findings = [describe(finding) for finding in run.result.findings]
     _, second = timed(lambda: run(*built.arrays))
     wrong = judge(built, got)
@@ -54,6 +55,7 @@ def simulate(case: Case) -> dict[str, Any]:
         "why": wrong,
         "time": str(run.result.time),
         "findings": findings,
+        "kinds": kinds,
         "first": first,
         "second": second,
     }

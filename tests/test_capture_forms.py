@@ -379,3 +379,31 @@ def test_a_mesh_of_all_cores_has_those_of_the_simulated_chip(slice_, cores):
         return x + made.shape["core"]
 
     assert tpusim.pallas.simulate(fn, slice=slice_)(np.int32(0)) == cores
+
+
+def test_a_second_barrier_on_a_semaphore_of_a_scope():
+    def kernel(x_ref, o_ref, send, receive):
+        here = lax.axis_index("x")
+        peers = [{"x": (here + step) % 4} for step in (1, 3)]
+        barrier = pltpu.get_barrier_semaphore()
+        for peer in peers:
+            pl.semaphore_signal(barrier, 1, device_id=peer)
+        pl.semaphore_wait(barrier, 2)
+
+        def again(second):
+            for peer in peers:
+                pl.semaphore_signal(second, 1, device_id=peer)
+            pl.semaphore_wait(second, 2)
+
+        pl.run_scoped(again, pltpu.SemaphoreType.REGULAR)
+        pltpu.make_async_remote_copy(x_ref, o_ref, send, receive, device_id=peers[0]).start()
+        pltpu.make_async_remote_copy(x_ref, o_ref, send, receive, device_id=peers[0]).wait()
+
+    def body(x):
+        options = {"compiler_params": pltpu.CompilerParams(collective_id=0)}
+        return call(kernel, F32, [DMA, DMA], ["hbm"], ["hbm"], **options)(x)
+
+    x = np.arange(32 * 128, dtype=np.float32).reshape(32, 128)
+    run = tpusim.pallas.simulate(over_mesh(body, mesh(4), P("x"), P("x")))
+    np.testing.assert_array_equal(run(x), np.roll(x, 8, axis=0))
+    assert run.result.findings == ()

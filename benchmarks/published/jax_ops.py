@@ -173,7 +173,16 @@ CASES = [
     Case("ragged_paged_attention", ragged_paged_attention, slice="v6e:1x1", is_quick=True),
     Case("megablox gmm", gmm, is_quick=True),
     Case("megablox tgmm", tgmm, is_quick=True),
-    Case("all_gather", all_gather, {"x": 4}, "v5e:2x2", is_quick=True),
+    Case(
+        "all_gather",
+        all_gather,
+        {"x": 4},
+        "v5e:2x2",
+        is_quick=True,
+        findings=("race",),
+        note="true: the copies of all steps count on one semaphore, so the wait of one step may take the bytes of the "
+        "next and forward a slot that has not come; right only where copies between two chips never overtake",
+    ),
     Case("matmul", matmul, is_quick=True),
     Case("random threefry", threefry, is_quick=True),
     Case("random philox", philox, is_quick=True),
