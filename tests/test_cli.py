@@ -428,7 +428,8 @@ def test_json_on_stdout_is_alone_there(tpusim):
     assert "] value 3\n" in err
     assert "result       equal" in err
     assert list(result) == [
-        "ok", "result", "time_us", "interval_us", "basis", "lower_bound_us", "ratio", "dmas", "bytes", "findings",
+        "ok", "result", "time_us", "interval_us", "basis", "lower_bound_us", "lower_bound_because", "ratio",
+        "dmas", "bytes", "findings",
         "error", "file", "backend", "chip", "slice", "mesh", "layout", "seed", "token", "wall_s", "calls",
         "utilisation",
     ]  # fmt: skip
