@@ -411,16 +411,38 @@ def test_without_data() -> None:
     assert bare.result.dmas == full.result.dmas
 
 
-def test_a_result_that_no_kernel_wrote_is_told():
-    def first_half(x_ref, o_ref):
-        o_ref[0:8, :] = x_ref[0:8, :]
+def first_half(x_ref: Any, out_ref: Any) -> None:
+    out_ref[0:8, :] = x_ref[0:8, :]
 
-    call = pl.pallas_call(first_half, out_shape=jax.ShapeDtypeStruct((16, 128), jnp.float32))
-    run = tpusim.pallas.simulate(call)
-    run(jnp.ones((16, 128), jnp.float32))
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_result_that_no_kernel_wrote_is_told(devices: int) -> None:
+    fn = call(first_half, ((16, 128), np.float32))
+    both = over_mesh(lambda x: (x, fn(x)), mesh(2), P("x"), P("x")) if devices == 2 else lambda x: (x, fn(x))
+    run = tpusim.pallas.simulate(both)
+    run(jnp.ones((16 * devices, 128), jnp.float32))
     (finding,) = run.result.findings
-    assert (finding.kind, finding.argument) == ("uninitialised", "result 0")
+    assert (finding.kind, finding.argument) == ("uninitialised", "out_ref")
+    assert finding.message == (
+        "out_ref of first_half, which is result 1 of the program, holds memory that no kernel ever wrote (shown as NaN "
+        "or a sentinel)."
+    )
     assert run.result.ok
+    later = tpusim.pallas.simulate(lambda x: jnp.concatenate([fn(x), x]))
+    later(jnp.ones((16, 128), jnp.float32))
+    assert later.result.findings[0].argument == "result 0"
+
+
+def test_wide_arguments_become_narrow_as_jax_makes_them_and_that_is_said_once() -> None:
+    run = tpusim.pallas.simulate(double)
+    run(X.astype(np.float64))  # every value is the same in 32 bits
+    third = np.full(SHAPE, 1 / 3)
+    with pytest.warns(UserWarning, match=r"array argument 0 is float64 and is computed with as float32, as JAX does"):
+        out = run(third)
+    assert out.dtype == jnp.float32
+    run(third)
+    with pytest.warns(UserWarning, match="array argument 1 is int64 and is computed with as int32"):
+        tpusim.pallas.simulate(lambda x, n: double(x) + n)(X, np.int64(1 << 40))
 
 
 def test_what_happens_within_a_sync_copy_has_the_line_of_its_caller():

@@ -440,3 +440,43 @@ def test_aliased_operands_and_a_loaded_value() -> None:
         out = np.asarray(tpusim.pallas.simulate(fn)(x))
         np.testing.assert_array_equal(x, X[0])
         np.testing.assert_array_equal(out, x * 3 if space == "vmem" else np.concatenate([x[:8] * 3, x[8:]]))
+
+
+@pytest.mark.parametrize("which", [0, 1, 2, 7])
+def test_a_choice_between_refs(which: int) -> None:
+    """An index that names none of them takes the last, as the compiler does."""
+
+    def kernel(
+        i_ref: Any, a_ref: Any, b_ref: Any, c_ref: Any, o_ref: Any, p_ref: Any, v: Any, w: Any, sem: Any
+    ) -> None:
+        which = i_ref[0]
+        source = pl.select_ref(which, a_ref.at[0], b_ref.at[1], c_ref.at[2])
+        pltpu.async_copy(source.at[pl.ds(which % 2, 8)], v, sem).wait()
+        target = pl.select_ref(which, v, w)
+        pltpu.async_copy(a_ref.at[3, pl.ds(0, 8)], target, sem).wait()
+        o_ref[...] = v[...]
+        p_ref[...] = w[...]
+
+    arrays = [X, X + 10_000, X + 20_000]
+    scratch = [pltpu.VMEM((8, 128), jnp.float32), pltpu.VMEM((8, 128), jnp.float32), DMA(())]
+    out = [((8, 128), np.float32)] * 2
+    options: Any = {"spaces": ["smem", "hbm", "hbm", "hbm"], "scratch": scratch}
+    first, second = run(kernel, out, np.array([which], np.int32), *arrays, **options)
+    chosen = min(which, 2)
+    filled = arrays[chosen][chosen, which % 2 :][:8]
+    np.testing.assert_array_equal(first, X[3, :8] if which == 0 else filled)
+    if which:
+        np.testing.assert_array_equal(second, X[3, :8])
+
+
+def test_a_choice_between_refs_races_with_what_it_chose() -> None:
+    def kernel(i_ref: Any, x_ref: Any, o_ref: Any, v: Any, w: Any, sem: Any) -> None:
+        copy = pltpu.async_copy(x_ref.at[0, pl.ds(0, 8)], pl.select_ref(i_ref[0], v, w), sem)
+        o_ref[...] = v[...]  # too early, if it was chosen
+        copy.wait()
+
+    scratch = [pltpu.VMEM((8, 128), jnp.float32), pltpu.VMEM((8, 128), jnp.float32), DMA(())]
+    options: Any = {"spaces": ["smem", "hbm"], "scratch": scratch}
+    run(kernel, ((8, 128), np.float32), np.array([1], np.int32), X, **options)
+    with pytest.raises(RaceError, match=r"load of v on device \(0,\) meets a copy in flight that writes v"):
+        run(kernel, ((8, 128), np.float32), np.array([0], np.int32), X, **options)

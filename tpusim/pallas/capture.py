@@ -9,10 +9,12 @@ collective among them joins its group.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from tpusim.errors import OptionError
 from tpusim.machine.machine import no_collection
@@ -60,6 +62,7 @@ class CapturedProgram:
         """Who watches the next run."""
         self.result: Result | None = None
         self._chip = chosen.chip_and_cores()
+        self._has_told = False
         self._traces: dict[Any, Any] = {}
         self._program = Program()
 
@@ -70,6 +73,7 @@ class CapturedProgram:
         if self.options.get("data", True) and any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in arrays):
             raise OptionError("an argument is a jax.ShapeDtypeStruct: only a run with data=False needs no arrays")
         closed, out_tree, avals = self._trace(leaves, tree, arrays)
+        self._tell_of_narrower_types(arrays, closed)
         self.result = None
         with no_collection():
             return self._run(closed, out_tree, avals, arrays)
@@ -85,6 +89,20 @@ class CapturedProgram:
             return None  # the run stopped on its way, and its findings were only to be recorded
         results = [None if v is None else internals.as_result(v, a) for v, a in zip(run.values, avals, strict=True)]
         return jax.tree_util.tree_unflatten(out_tree, results)
+
+    def _tell_of_narrower_types(self, arrays: list[Any], closed: Any) -> None:
+        """Warn once where an argument's values change because JAX computes with 32 bits."""
+        jaxpr, _ = internals.open_jaxpr(closed)
+        for number, (array, var) in enumerate(zip(arrays, jaxpr.invars, strict=True)):
+            if self._has_told or not isinstance(array, np.ndarray | np.generic) or array.dtype == var.aval.dtype:
+                continue
+            if not np.array_equal(array, array.astype(var.aval.dtype), equal_nan=array.dtype.kind == "f"):
+                self._has_told = True
+                warnings.warn(
+                    f"array argument {number} is {array.dtype} and is computed with as {var.aval.dtype}, as JAX does "
+                    "while jax_enable_x64 is off; some of its values change.",
+                    stacklevel=3,
+                )
 
     def _trace(self, leaves: list[Any], tree: Any, arrays: list[Any]) -> tuple[Any, Any, list[Any]]:
         static = tuple(None if internals.is_array(leaf) else (type(leaf), leaf) for leaf in leaves)

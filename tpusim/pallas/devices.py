@@ -83,6 +83,7 @@ class Device(Evaluator):
                     run.session.options.compute == "exact",
                 )
             results = instance.run(self.core, self.suspend, [key_words(value) for value in operands])
+            run.authors.keep(instance, results)
             if instance.is_over:
                 del run.instances[key]
             return results

@@ -23,6 +23,7 @@ from tpusim.machine.memory import holds_sentinel
 from tpusim.observe import Observer
 from tpusim.options import RunOptions
 from tpusim.pallas import internals
+from tpusim.pallas.authors import Authors
 from tpusim.pallas.collectives import Rendezvous
 from tpusim.pallas.devices import Device, Later
 from tpusim.pallas.distributed import Distributed, Mesh, elementwise
@@ -82,9 +83,11 @@ class Run:
         self.values: list[Any] = []
         self.repeats: list[list[Any]] = []
         """What it returned all times but the last."""
+        self._results: list[Any] = []
         self.instances: dict[Any, KernelInstance] = {}
         self.meetings: dict[Any, Rendezvous] = {}
         self.handed = HandedArrays()
+        self.authors = Authors()
         self.devices: list[Device] = []
 
     def simulate(self, leaves: Sequence[Any]) -> Result:
@@ -112,6 +115,7 @@ class Run:
             deadlock = self.session.deadlock(waiting)
             if deadlock is not None:
                 raise error_for(deadlock)
+        self._results = host.results[-1]
         *self.repeats, self.values = [
             [value.whole() if isinstance(value, Distributed) else value for value in results]
             for results in host.results
@@ -123,15 +127,26 @@ class Run:
         arrays = tuple(None if value is None else host_array(value) for value in values)
         for number, array in enumerate(arrays):
             if array is not None and isinstance(array.dtype, np.dtype) and holds_sentinel(array):
-                self.machine.report(
-                    Finding(
-                        Kind.UNINITIALISED,
-                        f"result {number} of the program holds memory that no kernel ever wrote (shown as NaN or a "
-                        "sentinel).",
-                        argument=f"result {number}",
-                    )
-                )
+                self._report_uninitialised(number)
         return arrays
+
+    def _report_uninitialised(self, number: int) -> None:
+        result = self._results[number]
+        parts = result.parts if isinstance(result, Distributed) else [result]
+        unwritten = [part for part in parts if isinstance(part, np.ndarray) and holds_sentinel(part)]
+        author = next((found for part in unwritten if (found := self.authors.of(part))), None)
+        argument, what, where = f"result {number}", f"result {number} of the program", None
+        if author is not None:
+            argument, where = author.argument, author.where
+            what = f"{argument} of {author.kernel}, which is {what},"
+        self.machine.report(
+            Finding(
+                Kind.UNINITIALISED,
+                f"{what} holds memory that no kernel ever wrote (shown as NaN or a sentinel).",
+                argument=argument,
+                where=where,
+            )
+        )
 
 
 def _input(leaf: Any, aval: Any) -> Any:

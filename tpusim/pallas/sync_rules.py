@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -15,6 +15,9 @@ from tpusim.pallas.lower import Block, Lowering, Rule, Value
 from tpusim.pallas.symbols import SemaphoreSymbol
 from tpusim.specs import SemaphoreType
 
+_Emit = Callable[[Lowering, Block, Any, Sequence[Any]], None]
+"""Lowers a copy's equation with these operands."""
+
 
 def _dma_operands(lowering: Lowering, eqn: Any) -> tuple[Any, ...]:
     """Source, destination, its semaphore, the source's semaphore, device id."""
@@ -22,9 +25,32 @@ def _dma_operands(lowering: Lowering, eqn: Any) -> tuple[Any, ...]:
     return tuple(eqn.params["tree"].unflatten(leaves))
 
 
+def _for_each_choice(lowering: Lowering, block: Block, eqn: Any, operands: Sequence[Any], emit: _Emit) -> None:
+    """Lower an equation once for each ref that its operands may be, as branches."""
+    for place, operand in enumerate(operands):
+        found = internals.choices(operand)
+        if found is None:
+            continue
+        index, options = lowering.integer(block, found[0]), found[1]
+        for number, option in enumerate(options):
+            is_last = number == len(options) - 1
+            lowering.emit("else:" if is_last else f"{'el' if number else ''}if {index} == {number}:")
+            lowering.depth += 1
+            known = dict(block.regions)
+            _for_each_choice(lowering, block, eqn, [*operands[:place], option, *operands[place + 1 :]], emit)
+            block.regions = known
+            lowering.depth -= 1
+        return
+    emit(lowering, block, eqn, operands)
+
+
 def _dma_start(lowering: Lowering, block: Block, eqn: Any) -> None:
-    src, dst, dst_sem, src_sem, device_id = _dma_operands(lowering, eqn)
     lowering.flush(block)
+    _for_each_choice(lowering, block, eqn, _dma_operands(lowering, eqn), _start)
+
+
+def _start(lowering: Lowering, block: Block, eqn: Any, operands: Sequence[Any]) -> None:
+    src, dst, dst_sem, src_sem, device_id = operands
     _require_dma(lowering, block, dst_sem, eqn)
     source, source_region = lowering.region(block, src, eqn, reads=True)
     target, target_region = lowering.region(block, dst, eqn)
@@ -52,10 +78,14 @@ def _dma_start(lowering: Lowering, block: Block, eqn: Any) -> None:
 
 
 def _dma_wait(lowering: Lowering, block: Block, eqn: Any) -> None:
+    lowering.flush(block)
+    _for_each_choice(lowering, block, eqn, _dma_operands(lowering, eqn), _wait)
+
+
+def _wait(lowering: Lowering, block: Block, eqn: Any, operands: Sequence[Any]) -> None:
     # A wait on the send leg carries source and destination swapped, so the semaphore and the bytes that
     # count stand in the same two places for both legs.
-    _, dst, semaphore, _, _ = _dma_operands(lowering, eqn)
-    lowering.flush(block)
+    _, dst, semaphore, _, _ = operands
     _require_dma(lowering, block, semaphore, eqn)
     _, region = lowering.region(block, dst, eqn, reads=True)
     which = lowering.semaphore(block, semaphore, eqn)

@@ -29,6 +29,7 @@ from tpusim.pallas.internals.refs import NDIndexer as NDIndexer
 from tpusim.pallas.internals.refs import RefType as RefType
 from tpusim.pallas.internals.refs import Slice as Slice
 from tpusim.pallas.internals.refs import TransformedRef as TransformedRef
+from tpusim.pallas.internals.refs import choices as choices
 from tpusim.pallas.internals.refs import is_ref as is_ref
 from tpusim.pallas.internals.refs import pallas_key as pallas_key
 from tpusim.pallas.internals.refs import ref_type as ref_type

@@ -93,6 +93,16 @@ def semaphore_kind(dtype: Any) -> SemaphoreType | None:
     return None
 
 
+def choices(ref: Any) -> tuple[Any, list[Any]] | None:
+    """The index and the refs of a ``pl.select_ref``; an index that names none of them takes the last."""
+    if not isinstance(ref, TransformedRef):
+        return None
+    if isinstance(ref.ref, tuple | list):
+        return ref.transforms[0].idx, list(ref.ref)
+    inner = choices(ref.ref)
+    return None if inner is None else (inner[0], [TransformedRef(option, ref.transforms) for option in inner[1]])
+
+
 def view_of(transform: Any) -> tuple[str, Any] | None:
     """A transform other than an index as a function of ``views`` and its argument; an empty name changes nothing."""
     if isinstance(transform, ReshapeTransform):
