@@ -6,7 +6,7 @@ Checked with jax 0.10.2 (Python 3.11) and 0.12.0.1 (Python 3.13), which differ i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import jax
@@ -35,15 +35,26 @@ def simulated_chip(chip: str, cores_per_device: int) -> Iterator[None]:
     device = jax.sharding.AbstractDevice(_KINDS[chip], cores_per_device, "tpu")
     with (
         set_xla_metadata(tpusim_chip=f"{chip} {cores_per_device}"),  # part of the key of JAX's traces
-        replaced(_tpu_info.module(), "get_device_kind", lambda: _KINDS[chip]),
-        replaced(_tpu_info.module(), "get_num_device_cores", lambda: cores_per_device),
-        replaced(_mosaic_core.module(), "jax", _JaxWithDevice(device)),  # meshes of "all cores of the device"
+        _replaced_where_it_is(_tpu_info, "get_device_kind", lambda: _KINDS[chip]),
+        _replaced_where_it_is(_tpu_info, "get_num_device_cores", lambda: cores_per_device),
+        _replaced_where_it_is(_mosaic_core, "jax", _JaxWithDevice(device)),  # meshes of "all cores of the device"
     ):
-        _tpu_info.get_tpu_info.cache_clear()  # it keeps what it has once said
+        _forget_chip()
         try:
             yield
         finally:
-            _tpu_info.get_tpu_info.cache_clear()
+            _forget_chip()
+
+
+def _forget_chip() -> None:
+    """JAX keeps what it has once said of the chip."""
+    if _tpu_info.has("get_tpu_info"):
+        _tpu_info.get_tpu_info.cache_clear()
+
+
+def _replaced_where_it_is(module: PrivateModule, name: str, value: Any) -> AbstractContextManager[None]:
+    """Most programs never ask, so a jax that has it elsewhere is no obstacle."""
+    return replaced(module.module(), name, value) if module.has(name) else nullcontext()
 
 
 class _JaxWithDevice:
