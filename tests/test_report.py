@@ -20,7 +20,7 @@ pytest.importorskip("bokeh", reason="needs Bokeh: pip install 'tpusim[report]'")
 
 from browser import Page, needs_chromium
 
-from tpusim.report import page, write_report
+from tpusim.report import Views, page, summary_html, write_report
 from tpusim.report.marks import marks
 from tpusim.report.style import LOOKS
 
@@ -86,8 +86,8 @@ def test_a_run_that_deadlocks_has_a_page():
     assert "make_async_copy(x_ref, o_ref, sem).wait()" in words
 
 
-def evil_page(folder):
-    """The page of a kernel whose file name and source try to become HTML."""
+def evil_result(folder):
+    """The run of a kernel whose file name and source try to become HTML."""
     path = folder / "<img src=x onerror='window.hacked = 1'>.py"
     path.write_text(
         f"""
@@ -106,9 +106,12 @@ def inputs():
 """
     )
     loaded = load_file(str(path))
-    result = simulate(loaded.kernel, loaded.inputs(), {"mesh": 1}, detail=True)
+    return simulate(loaded.kernel, loaded.inputs(), {"mesh": 1}, detail=True)
+
+
+def evil_page(folder):
     file = folder / "evil.html"
-    write_report(result, file, title=f"{path} {EVIL}", check=EVIL)
+    write_report(evil_result(folder), file, title=f"{folder} {EVIL}", check=EVIL)
     return file
 
 
@@ -146,6 +149,38 @@ def test_without_bokeh_the_error_names_the_command(monkeypatch):
     with pytest.raises(OptionError) as caught:
         page(result)
     assert str(caught.value) == "reports are drawn with Bokeh, which is not installed: pip install 'tpusim[report]'"
+
+
+def test_a_notebook_shows_a_run_without_any_library(monkeypatch, tmp_path):
+    result = simulated("ring_all_gather", 16, "v5e:4x4")
+    monkeypatch.setitem(sys.modules, "bokeh", None)
+    outline = Outline(result._repr_html_())
+    words = " ".join(outline.text)
+    assert not outline.open
+    assert "no findings" in words
+    assert str(result.time) in words
+    assert "exposed copy: hop latency" in words
+    text = summary_html(evil_result(tmp_path))
+    assert "<script" not in text
+    assert "<img" not in text
+
+
+def test_every_view_is_a_figure_of_its_own():
+    views = Views(simulated("torus_all_gather", (4, 4), "v5e:4x4"))
+    figures = [
+        views.timeline,
+        views.critical_path,
+        views.link_use,
+        views.where_time_goes,
+        views.mesh,
+        views.memory("HBM"),
+    ]
+    assert len({figure.id for figure in figures}) == 6
+    assert views.critical_path.x_range is views.timeline.x_range is views.link_use.x_range
+    (links,) = (renderer for renderer in views.mesh.renderers if renderer.name == "links")
+    used = [share for share in links.data_source.data["use"] if share > 0]
+    assert len(used) == len(views.result.links)
+    assert len(links.data_source.data["use"]) == 48  # every directed link of a 4x4 mesh without wraparound
 
 
 # -- in a browser -----------------------------------------------------------------------------------

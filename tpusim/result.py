@@ -230,6 +230,11 @@ class Result:
         """The run as JSON; without NaN or Infinity."""
         return json.dumps(self.as_dict(), allow_nan=False)
 
+    def _repr_html_(self) -> str:
+        from tpusim.report import summary_html
+
+        return summary_html(self)
+
     def __repr__(self) -> str:
         state = "ok" if self.ok else "; ".join(sorted({str(f.kind) for f in self.findings}))
         return f"Result({state}, {self.time}, {self.dmas} copies on {self.slice})"

@@ -14,15 +14,8 @@ from tpusim.explain import explain
 from tpusim.report import sections
 from tpusim.report.frame import need_bokeh
 from tpusim.report.html import PATIENCE_S, TIMED_AGAIN, Markup, cards, element, findings, join, verdict
-from tpusim.report.machine import link_use, memory, mesh
-from tpusim.report.marks import Marks, marks
-from tpusim.report.timeline import chain, timeline, where_time_goes
-from tpusim.trace.critical import critical_path
-from tpusim.trace.lines import line_uses
+from tpusim.report.views import Views
 from tpusim.trace.memory import high_water, levels, occupants
-from tpusim.trace.rates import Use
-from tpusim.trace.shares import shares
-from tpusim.trace.steps import Steps
 
 if TYPE_CHECKING:
     from tpusim.result import Result
@@ -76,36 +69,25 @@ class _Page:
 
     def __init__(self, result: Result) -> None:
         self.result = result
-        self.steps = Steps(result)
-        self.use = Use(result)
-        self.shares = shares(self.steps, self.use)
-        self.path = critical_path(self.steps)
-        self.lines = line_uses(self.steps, self.path)
-        self.marks: Marks = marks(self.steps)
+        self.views = Views(result)
         self.figures = {name: figure for name, figure in self._drawn().items() if figure is not None}
 
     def _drawn(self) -> dict[str, Any]:
-        if not self.steps.end_ps:
+        views = self.views
+        if not views.steps.end_ps:
             return {}
-        first = timeline(self.steps, self.marks)
-        below = {
-            "chain": chain(self.steps, self.path),
-            "link_use": link_use(self.steps, self.use),
-        }
-        for figure in below.values():
-            if figure is not None:
-                figure.x_range = first.x_range
         chips = self.result.place.slice.num_chips
         memories = {
-            f"memory_{mark.space.name}": memory(self.steps, mark.space)
+            f"memory_{mark.space.name}": views.memory(mark.space.name)
             for mark in high_water(self.result)
             if len(levels(occupants(self.result), mark.space)) > 2
         }
         return {
-            "timeline": first,
-            **below,
-            "shares": where_time_goes(self.steps, self.use) if len(self.steps.of) > 1 else None,
-            "mesh": mesh(self.result, self.use) if 1 < chips <= _MOST_CHIPS else None,
+            "timeline": views.timeline,
+            "chain": views.critical_path,
+            "link_use": views.link_use,
+            "shares": views.where_time_goes if len(views.steps.of) > 1 else None,
+            "mesh": views.mesh if 1 < chips <= _MOST_CHIPS else None,
             **memories,
         }
 
@@ -124,7 +106,7 @@ class _Page:
                 "time",
                 "Where the time goes",
                 _ABOUT_TIME,
-                _beside(sections.where_time_goes(self.shares), drawn, "shares"),
+                _beside(sections.where_time_goes(self.views.shares), drawn, "shares"),
             ),
             ("path", "Critical path", _ABOUT_PATH, join([drawn.get("chain", ""), self._path()])),
             ("advice", "What would help", _ABOUT_ADVICE, self._advice()),
@@ -145,7 +127,7 @@ class _Page:
         return join([head, links, element("main", cards(self.result, check), *blocks, element("footer", basis))])
 
     def _about_marks(self) -> str:
-        found = self.marks
+        found = self.views.marks
         said = ["Wheel: zoom in time. Drag: move. A click on the legend hides a kind."]
         if found.merged:
             said.append(f"{found.merged:,} marks are too many to draw: those close to each other are shown as one.")
@@ -154,13 +136,13 @@ class _Page:
         return " ".join(said)
 
     def _timeline(self, drawn: dict[str, Markup]) -> Markup:
-        devices = self.marks.devices
+        devices = self.views.marks.devices
         counts = sorted({count for count in (4, 16, devices) if count <= devices})
         buttons = [element("button", f"{count} devices" if count > 1 else "all", data_rows=count) for count in counts]
         return join([element("div", *buttons), drawn.get("timeline", element("p", "Nothing took any time."))])
 
     def _path(self) -> Markup:
-        return sections.critical_path(self.steps, self.path)
+        return sections.critical_path(self.views.steps, self.views.path)
 
     def _advice(self) -> Markup:
         if self.result.wall_s * TIMED_AGAIN > PATIENCE_S:
@@ -168,7 +150,7 @@ class _Page:
         return sections.advice(explain(self.result))
 
     def _source(self) -> Markup:
-        return sections.source(self.result, self.lines)
+        return sections.source(self.result, self.views.lines)
 
     def _machine(self, drawn: dict[str, Markup]) -> Markup:
         if "mesh" not in drawn and "link_use" not in drawn:
