@@ -2,7 +2,8 @@
 
 Its kernels are pure JAX, but the package's ``__init__`` imports vLLM and PyTorch.  So the wheel is downloaded
 alone and unpacked into a cache, a bare module of its name with a ``__path__`` stands in for the package, and
-the three modules that the kernels take a name or two from are stood in for as well.
+so do bare modules for the two that the kernels take a name or two from.  The kernels are told that they are on
+a v6e, as their cases run there.
 """
 
 from __future__ import annotations
