@@ -407,3 +407,17 @@ def test_a_second_barrier_on_a_semaphore_of_a_scope():
     run = tpusim.pallas.simulate(over_mesh(body, mesh(4), P("x"), P("x")))
     np.testing.assert_array_equal(run(x), np.roll(x, 8, axis=0))
     assert run.result.findings == ()
+
+
+def test_a_scope_shared_by_the_cores_of_a_mesh_of_one_core() -> None:
+    def kernel(x_ref: Any, o_ref: Any) -> None:
+        def scoped(v: Any, sem: Any) -> None:
+            pltpu.async_copy(x_ref, v, sem).wait()
+            v[...] = v[...] + lax.axis_index("core").astype(jnp.float32) + 1
+            pltpu.async_copy(v, o_ref, sem).wait()
+
+        pl.run_scoped(scoped, pltpu.VMEM(SHAPE, jnp.float32), DMA(()), collective_axes=("core",))
+
+    out_type = jax.ShapeDtypeStruct(SHAPE, jnp.float32)
+    fn = jax.jit(lambda x: pl.kernel(kernel, out_type=out_type, mesh=core_mesh(1))(x))
+    np.testing.assert_array_equal(tpusim.pallas.simulate(fn)(X), X + 1)

@@ -190,8 +190,9 @@ def _while(lowering: Lowering, block: Block, eqn: Any) -> None:
 
 
 def _run_scoped(lowering: Lowering, block: Block, eqn: Any) -> None:
-    if eqn.params.get("collective_axes"):
-        raise internals.not_modelled("run_scoped with collective_axes", eqn)
+    shared = eqn.params.get("collective_axes") or ()
+    if any(axis in lowering.axes for axis in ((shared,) if isinstance(shared, str) else shared)):
+        raise internals.not_modelled("run_scoped with collective_axes of the mesh", eqn)
     lowering.flush(block)
     jaxpr, _ = internals.open_jaxpr(eqn.params["jaxpr"])
     for var, operand in zip(jaxpr.constvars, eqn.invars, strict=True):
