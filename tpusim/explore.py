@@ -8,7 +8,7 @@ found is no proof.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from random import Random
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from tpusim.errors import OptionError
 from tpusim.findings import CONTINUABLE, Finding, Severity
 from tpusim.judges.witness import name_copy, name_operation
+from tpusim.program import Kernel
 from tpusim.result import Result
 from tpusim.schedules import Place
 from tpusim.topology import format_coordinates
@@ -165,3 +166,15 @@ def _places(result: Result) -> list[Callable[[], Place]]:
                     lambda d=core.device, k=kind, n=number: Place(name_operation(machine, log, d, k, n))  # type: ignore[misc]
                 )
     return found
+
+
+def simulate_any(kernel: Any, arrays: Sequence[Any], options: Mapping[str, Any]) -> Result:
+    """Simulate a :class:`tpusim.Kernel`, or a JAX function, which brings its own mesh."""
+    if isinstance(kernel, Kernel):
+        return kernel.simulate(*arrays, **options)
+    from tpusim.pallas import simulate
+
+    program = simulate(kernel, **options)
+    program(*arrays)
+    result: Result = program.result
+    return result

@@ -7,25 +7,30 @@ call are compiled once.  The options are those of
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+import shlex
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from tpusim.chips import parse_set
-from tpusim.errors import OptionError
+from tpusim.errors import FindingError, OptionError
+from tpusim.explore import simulate_any
+from tpusim.findings import Finding
+from tpusim.result import Result
 from tpusim.units import json_safe
 
 
 class SimulatedTests:
     """The plugin: errors of kernels fail the test that called them; a table of all calls ends the session."""
 
-    def __init__(self, slice_: str, settings: Sequence[str]) -> None:
+    def __init__(self, slice_: str, settings: Sequence[str], more: Mapping[str, Any]) -> None:
         from tpusim.pallas import intercept_process
 
         self._slice = slice_
+        self._how = ", ".join(f"{name} {value}" for name, value in more.items())
         try:
-            options = {"slice": slice_, "set": dict(parse_set(text) for text in settings)}
+            options = {"slice": slice_, "set": dict(parse_set(text) for text in settings), **more}
             self._sim = intercept_process(options)
         except OptionError as error:
             raise pytest.UsageError(f"--tpusim: {error}") from None
@@ -35,7 +40,7 @@ class SimulatedTests:
 
     def pytest_report_header(self) -> str:
         """Say so."""
-        return f"tpusim: Pallas kernels run on a simulated {self._slice}"
+        return f"tpusim: Pallas kernels run on a simulated {self._slice}{', ' if self._how else ''}{self._how}"
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self, session: pytest.Session) -> None:
@@ -87,3 +92,26 @@ class SimulatedTests:
         terminalreporter.section(f"tpusim: {len(self._rows)} kernel calls on {self._slice}")
         for line in table(self._rows) if self._rows else []:
             terminalreporter.line(line)
+
+
+def simulate_kernel(kernel: Any, arrays: Sequence[Any], options: Mapping[str, Any], runs: list[Any]) -> Result:
+    """Run a kernel or a JAX function; ``runs`` receives seed and token."""
+    seed = options.get("seed", 0)
+    try:
+        result = simulate_any(kernel, arrays, options)
+    except FindingError as error:
+        runs.append((seed, error.finding.token))
+        raise
+    runs.append((seed, result.token))
+    return result
+
+
+def failure_text(test: str, runs: Sequence[tuple[int, str | None]], finding: Finding | None) -> str:
+    """What a failed test's report says of its runs: seed and token of each different one, and how to see it again."""
+    lines = [] if finding is None else [finding.explain()]
+    for seed, token in dict.fromkeys(runs):
+        how = f" --tpusim-seed {seed}" if seed else ""
+        how += f" --tpusim-replay {token}" if token else ""
+        again = f"  again: pytest {shlex.quote(test)}{how}" if how else ""
+        lines.append(f"seed {seed}, token {token or 'default'}{again}")
+    return "\n".join(lines)

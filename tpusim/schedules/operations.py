@@ -32,11 +32,14 @@ LEGS = ("", "after", "reader", "writer", "arrival", "reader.last", "writer.last"
 its signal, a leg without its last bytes."""
 
 ANY = "-"
-"""A function of any name."""
+"""A function of any name; a device of any coordinates."""
 
 
 class Operation(NamedTuple):
-    """A visible operation of a core; ``ordinal`` counts from 1 over the whole run."""
+    """A visible operation of a core; ``ordinal`` counts from 1 over the whole run.
+
+    In a place that is to be held, a device ``()`` is every device, and ordinal 0 every operation of the kind.
+    """
 
     device: tuple[int, ...]
     function: str
@@ -46,8 +49,9 @@ class Operation(NamedTuple):
 
     def __str__(self) -> str:
         """``copy start 3 in step() on device (1,)``."""
+        which = f"{KINDS[self.kind][0]} {self.ordinal}" if self.ordinal else f"any {KINDS[self.kind][0]}"
         where = "" if self.function == ANY else f" in {self.function}()"
-        return f"{KINDS[self.kind][0]} {self.ordinal}{where} on device {self.device}"
+        return f"{which}{where} on {f'device {self.device}' if self.device else 'any device'}"
 
 
 class Place(NamedTuple):
@@ -59,13 +63,9 @@ class Place(NamedTuple):
     def __str__(self) -> str:
         """``1/step/start3/writer/x_ref,o_ref``."""
         operation = self.operation
-        parts = [
-            format_coordinates(operation.device),
-            operation.function,
-            f"{operation.kind}{operation.ordinal}",
-            self.leg,
-            operation.what,
-        ]
+        which = f"{operation.kind}{operation.ordinal or ''}"
+        device = format_coordinates(operation.device) or ANY
+        parts = [device, operation.function, which, self.leg, operation.what]
         while not parts[-1]:
             parts.pop()
         return "/".join(parts)
@@ -74,13 +74,14 @@ class Place(NamedTuple):
     def parse(cls, text: str) -> Place:
         """The place of a text; raises ``OptionError``."""
         device, function, which, leg, what, *rest = [*text.split("/"), "", "", "", ""]
-        found = re.fullmatch(r"([a-z]+)([1-9]\d*)", which)
+        found = re.fullmatch(r"([a-z]+)([1-9]\d*|)", which)
         if any(rest) or not function or found is None or found[1] not in KINDS or leg not in LEGS:
             raise OptionError(
-                f"{text!r} names no operation: it is DEVICE/FUNCTION/KIND+ORDINAL[/LEG[/WHAT]], such as 1/step/start3/"
+                f"{text!r} names no operation: it is DEVICE/FUNCTION/KIND[ORDINAL][/LEG[/WHAT]], such as 1/step/start3/"
                 f"writer; kinds: {', '.join(KINDS)}; legs: {', '.join(filter(None, LEGS))}"
             )
-        return cls(Operation(parse_coordinates(device), function, found[1], int(found[2]), what), leg)
+        coords = () if device == ANY else parse_coordinates(device)
+        return cls(Operation(coords, function, found[1], int(found[2] or 0), what), leg)
 
 
 def function_name(site: Any, otherwise: str = "kernel") -> str:
@@ -125,6 +126,8 @@ class Ordinals:
         """Why a run had no such operation."""
         sizes = tuple(axis_sizes.values())
         device, function, kind = wanted.device, wanted.function, wanted.kind
+        if not device:
+            return f"no device ever {KINDS[kind][1]}" + ("" if function == ANY else f" in {function}()")
         if len(device) != len(sizes) or any(at >= size for at, size in zip(device, sizes, strict=True)):
             mesh = ", ".join(f"{axis}={size}" for axis, size in axis_sizes.items())
             return f"the mesh {mesh} has no device {device}"

@@ -192,6 +192,7 @@ class Hold(Schedule):
         self.text = f"{'hold' if strict else 'try-hold'}:{'+'.join(map(str, places))}" if places else "default"
         self.strict = strict
         self._open = {(p.operation._replace(what=""), _leg(p.leg)): p for p in self.places}
+        self._has_wildcards = any(not (p.operation.device and p.operation.ordinal) for p in self.places)
         self._met: set[Place] = set()
         self._changed: dict[Place, str] = {}
 
@@ -199,10 +200,7 @@ class Hold(Schedule):
         """Held where a place names it and still means it."""
         if not self._open:
             return NOW
-        operation = step.operation._replace(what="")
-        place = self._open.get((operation, step.leg))
-        if place is None:
-            place = self._open.get((operation._replace(function=ANY, ordinal=step.number), step.leg))
+        place = self._place_of(step)
         if place is None:
             return NOW
         meant = place.operation.what
@@ -213,6 +211,18 @@ class Hold(Schedule):
         is_last = place.leg.endswith(".last") and step.nbytes > GRANULE
         return Choice(HOLD, GRANULE if is_last else 0)
 
+    def _place_of(self, step: Step) -> Place | None:
+        device, function, kind, ordinal, _ = step.operation
+        names = [(function, ordinal), (ANY, step.number)]
+        if self._has_wildcards:
+            names += [(function, 0), (ANY, 0)]
+        for coords in (device, ()) if self._has_wildcards else (device,):
+            for name, number in names:
+                place = self._open.get((Operation(coords, name, kind, number), step.leg))
+                if place is not None:
+                    return place
+        return None
+
     def misfit(self, ordinals: Ordinals, axis_sizes: Mapping[str, int]) -> str | None:
         """The first place that the run did not have, and why."""
         for place in self.places if self.strict else ():
@@ -222,9 +232,10 @@ class Hold(Schedule):
             if place in self._changed:
                 return f"{operation} now works on {self._changed[place]}, not on {operation.what}"
             count = ordinals.counts.get((operation.device, operation.function, operation.kind), 0)
-            if count >= operation.ordinal:
+            if count >= max(1, operation.ordinal):
                 return f"{operation} has no {_leg(place.leg)} that could be held"
-            return f"there is no {operation}: {ordinals.why_absent(operation, axis_sizes)}"
+            missing = f"there is no {operation}" if operation.ordinal else f"{operation} never happened"
+            return f"{missing}: {ordinals.why_absent(operation, axis_sizes)}"
         return None
 
 
