@@ -42,7 +42,7 @@ LAYERS = [
 ]
 """Modules and packages of tpusim, the ones that know least first."""
 
-CHILD_PROCESSES = {"tpusim.pallas.run", "tpusim.pallas.compile_run"}
+CHILD_PROCESSES = {"tpusim.pallas.run", "tpusim.pallas.compile_run", "tpusim.pallas.measure"}
 """Programs of their own, which nobody imports: they may use everything."""
 
 HOMES = {

@@ -44,7 +44,10 @@ class Fitted(NamedTuple):
 
 @dataclass(frozen=True)
 class Solution:
-    """Fitted numbers by name, and what is left of each observation: predicted less measured, in microseconds."""
+    """Fitted numbers by name, without those that show in no time, and what is left of each observation.
+
+    ``residuals_us``: predicted less measured, in microseconds.
+    """
 
     numbers: dict[str, Fitted]
     residuals_us: dict[str, float]
@@ -85,9 +88,11 @@ def fit(chip: ChipSpec, names: Sequence[str], observations: Sequence[Observation
         low += np.minimum(moves.min(axis=0), 0.0) ** 2
         high += np.maximum(moves.max(axis=0), 0.0) ** 2
     values = start * scales
+    shown = np.abs(found.jac).max(axis=0) > 0
     numbers = {
         name: Fitted(float(value), float(max(0.0, value - abs(begin) * sqrt(down))), float(value + begin * sqrt(up)))
         for name, value, begin, down, up in zip(names, values, start, low, high, strict=True)
+        if shown[names.index(name)]
     }
     solved = chip.with_values(dict(zip(names, values.tolist(), strict=True)))
     left = {o.name: o.time_ps(solved) / 1e6 - o.us for o in observations}

@@ -203,7 +203,7 @@ def _check(
         return Check("unchecked", f"not checked: {reason}")
     if loaded.reference is None:
         return Check("unchecked", f"not checked: {loaded.path.name} has no reference()")
-    expected = loaded.reference(*arrays, **_accepted(loaded.reference, known))
+    expected = loaded.reference(*arrays, **accepted(loaded.reference, known))
     for call, earlier in enumerate(repeats, 1):
         check = compare(earlier, expected, sharding)
         if check.is_wrong:
@@ -252,7 +252,7 @@ def _devices(place: Place) -> int | tuple[int, ...]:
 
 def _parameters(loaded: KernelFile, job: Job, devices: int | tuple[int, ...] | None) -> dict[str, Any]:
     """Arguments of ``inputs()``: the devices where they are known, and what was given."""
-    return _accepted(loaded.inputs, ({} if devices is None else {"devices": devices}) | dict(job.parameters))
+    return accepted(loaded.inputs, ({} if devices is None else {"devices": devices}) | dict(job.parameters))
 
 
 def _known(loaded: KernelFile, job: Job) -> Mapping[str, Any]:
@@ -266,7 +266,8 @@ def _known(loaded: KernelFile, job: Job) -> Mapping[str, Any]:
     return job.parameters
 
 
-def _accepted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+def accepted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of ``arguments`` that a function takes."""
     parameters = inspect.signature(function).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return dict(arguments)
