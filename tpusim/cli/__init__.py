@@ -12,7 +12,22 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from tpusim.cli import calibrate, chips, doctor, exec, explain, explore, kernels, new, report, run, sweep, verify
+from tpusim.cli import (
+    calibrate,
+    chips,
+    crosscheck,
+    doctor,
+    exec,
+    explain,
+    explore,
+    kernels,
+    new,
+    report,
+    run,
+    sweep,
+    time,
+    verify,
+)
 from tpusim.cli.console import never_fail_to_encode, one_line
 from tpusim.errors import NotModelledError, OptionError
 from tpusim.job import Status
@@ -49,13 +64,15 @@ def _app() -> typer.Typer:
         help="Run one TPU DMA program on an ordinary computer: its data, its time and a verdict.",
     )
     commands = (
-        run.run, report.report, sweep.sweep, calibrate.calibrate, kernels.kernels, chips.chips, doctor.doctor, new.new,
+        run.run, report.report, sweep.sweep, calibrate.calibrate, time.time, kernels.kernels, chips.chips,
+        doctor.doctor, new.new,
     )  # fmt: skip
     for command in commands:
         app.command()(command)
     app.command("explain")(explain.explain_)
     app.command("verify")(verify.verify)
     app.command("explore")(explore.explore_)
+    app.command("crosscheck")(crosscheck.crosscheck_)
     # options end where the program begins: what follows is its own
     app.command("exec", context_settings={"allow_interspersed_args": False})(exec.exec_)
     app.callback()(_options)

@@ -72,6 +72,10 @@ class Outcome:
     fault: str | None = None
     """What the user's code, or a backend, raised."""
     not_possible: str | None = None
+    arrays: tuple[Any, ...] | None = None
+    """GLOBAL inputs, as the file made them."""
+    outputs: tuple[Any, ...] | None = None
+    """GLOBAL outputs."""
 
     @property
     def status(self) -> Status:
@@ -147,11 +151,12 @@ def _run(loaded: KernelFile, job: Job, outcome: Outcome, progress: Progress | No
         return
     place = outcome.place = RunOptions.of(job.options).place(kernel.axes)
     devices = _devices(place)
-    arrays = _arrays(loaded, _parameters(loaded, job, devices))
+    arrays = outcome.arrays = _arrays(loaded, _parameters(loaded, job, devices))
     if job.backend == "interpret":
         outputs = _interpret(job, outcome, arrays)
     else:
         outputs = _simulate(loaded, kernel, outcome, arrays, progress)
+    outcome.outputs = outputs
     shapes = [ShapeDtypeStruct(np.shape(array), np.asarray(array).dtype) for array in arrays]
     sharding = Sharding(kernel, resolve(kernel, shapes, place.axis_sizes), place.axis_sizes)
     repeats = () if outcome.result is None else outcome.result.repeats
@@ -165,7 +170,7 @@ def _run_captured(loaded: KernelFile, function: Callable[..., Any], outcome: Out
         raise OptionError(f"--backend interpret runs native kernels; {loaded.name} is a JAX function: call it yourself")
     from tpusim.pallas import simulate as capture
 
-    arrays = _arrays(loaded, _parameters(loaded, job, None))
+    arrays = outcome.arrays = _arrays(loaded, _parameters(loaded, job, None))
     program = capture(function, detail=job.detail, **job.options)
     program.calls, program.observers = job.calls, job.observers
     try:
@@ -180,12 +185,13 @@ def _run_captured(loaded: KernelFile, function: Callable[..., Any], outcome: Out
     outcome.place, outcome.findings = result.place, result.findings
     outcome.result = replace(result, lower_bound=_lower_bound(loaded, result.place, arrays))
     outputs = None if returned is None else tuple(returned) if isinstance(returned, tuple | list) else (returned,)
+    outcome.outputs = outputs
     outcome.check = _check(loaded, job, arrays, outputs, None, {}, result.repeats)
 
 
 def _arrays(loaded: KernelFile, parameters: Mapping[str, Any]) -> Any:
     arrays = loaded.inputs(**parameters)
-    return arrays if isinstance(arrays, tuple | list) else (arrays,)
+    return tuple(arrays) if isinstance(arrays, tuple | list) else (arrays,)
 
 
 def _check(

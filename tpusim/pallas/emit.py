@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -46,6 +46,17 @@ def emit(kernel: Kernel, mesh: Mesh | AbstractMesh, interpret: Any = None) -> Ca
         )(*arrays)
 
     return run  # type: ignore[no-any-return]
+
+
+def abstract_mesh(sizes: Mapping[str, int]) -> AbstractMesh:
+    """A mesh without devices, to lower or capture a kernel on."""
+    kinds = (AxisType.Auto,) * len(sizes)
+    return AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=kinds)
+
+
+def shapes_of(arrays: Sequence[Any]) -> list[Any]:
+    """The types of arrays as JAX has them, 64-bit ones made 32-bit."""
+    return [jax.eval_shape(lambda x: x, array) for array in arrays]
 
 
 def _with_auto_axes(mesh: Mesh | AbstractMesh) -> Mesh | AbstractMesh:

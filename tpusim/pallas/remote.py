@@ -82,7 +82,7 @@ def run_all(
         why = "it ended early"
         try:
             child = subprocess.run(
-                command, capture_output=True, text=True, timeout=timeout_s, check=False, env=_env(on)
+                command, capture_output=True, text=True, timeout=timeout_s, check=False, env=_environment(on)
             )
             lines = [line for line in child.stderr.splitlines() if line.strip()][-_LAST_LINES:]
             why = "\n  ".join(["the process ended early:", *lines])

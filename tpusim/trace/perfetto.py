@@ -16,9 +16,9 @@ import gc
 import gzip
 import io
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -46,13 +46,23 @@ _DIRECTIONS = ("hbm_to_vmem", "vmem_to_hbm", "vmem_to_vmem", "hbm_to_hbm", "smem
 _BATCH = 4096
 
 
+Beside = Sequence[Sequence[Any]]
+"""Events of real devices: (device, track, name, from, to), in microseconds."""
+
+
 def write_trace(
-    result: Result, file: str | Path, devices: Collection[int] | None = None, parts: int | None = None
+    result: Result,
+    file: str | Path,
+    devices: Collection[int] | None = None,
+    parts: int | None = None,
+    beside: Beside = (),
 ) -> None:
     """Write the timeline of ``result``, of a failed run too; compressed where ``file`` ends in ``.gz``.
 
     ``devices``: row-major numbers of those to show with what they started, default all.  ``parts``: instead of
     single events, how busy each device, link and memory was in so many equal parts of the run: for whole pods.
+    ``beside``: what the same devices did on hardware, shown as processes of their own.
+
     Equal runs give equal files.  Raises ``OSError`` where the file cannot be written.
     """
     head = json.dumps(
@@ -71,7 +81,8 @@ def write_trace(
     with _opened(Path(file)) as out, _uncollected():
         out.write(f'{{"displayTimeUnit":"ns","otherData":{head},"traceEvents":[\n')
         made = Events(result, devices)
-        events = made.all() if parts is None else in_parts(made, parts)
+        simulated = made.all() if parts is None else in_parts(made, parts)
+        events = chain(simulated, _beside(beside, len(result.place.devices) + 2))
         separator = ""
         while batch := list(islice(events, _BATCH)):
             out.write(separator + ",\n".join(batch))
@@ -104,6 +115,20 @@ def _uncollected() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+def _beside(events: Beside, first_pid: int) -> Iterator[str]:
+    """Real devices as processes behind the simulated ones, a track for each line of the profile."""
+    tracks: dict[tuple[int, str], int] = {}
+    for device, track, name, begin, end in events:
+        pid = first_pid + device
+        tid = tracks.get((device, track))
+        if tid is None:
+            tid = tracks[device, track] = len(tracks) + 1
+            for kind, value in (("process_name", f"TPU {device} (measured)"), ("thread_name", track)):
+                yield json.dumps({"ph": "M", "pid": pid, "tid": tid, "name": kind, "args": {"name": value}})
+        place = {"ph": "X", "pid": pid, "tid": tid, "ts": begin, "dur": end - begin}
+        yield json.dumps({**place, "name": name, "cat": "measured"})
 
 
 class Events:
