@@ -116,8 +116,8 @@ def _shift(count: int, tiles: int, hops: int = 1, both: bool = False) -> Kernel:
         n, me = axis_size("x"), axis_index("x")
         ways = [((me + hops) % n, (me - hops) % n)] + [((me - hops) % n, (me + hops) % n)] * both
         barrier = get_barrier_semaphore()
-        for to, _ in ways:
-            semaphore_signal(barrier, device_id=to)
+        for _, source in ways:
+            semaphore_signal(barrier, device_id=source)  # it may now write here
         semaphore_wait(barrier, len(ways))
 
         def once(_i: Any, _: None) -> None:
