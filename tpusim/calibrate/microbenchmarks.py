@@ -144,7 +144,7 @@ def _ping(count: int, tiles: int, hops: int = 1) -> Kernel:
     def ping(x: Any, o: Any, sem: Any, done: Any) -> None:
         n, me = axis_size("x"), axis_index("x")
         barrier = get_barrier_semaphore()
-        semaphore_signal(barrier, device_id=(me + hops) % n)
+        semaphore_signal(barrier, device_id=(me - hops) % n)  # it may now signal here
         semaphore_wait(barrier)
 
         def once(_i: Any, _: None) -> None:
