@@ -179,7 +179,6 @@ def test_without_a_tpu_the_commands_say_what_adds_one() -> None:
 def test_every_microbenchmark_compiles_for_every_chip(chip: str, devices: int) -> None:
     pytest.importorskip("libtpu")
     from tpusim.pallas.compiler import compile_programs, lower
-
     from tpusim.pallas.emit import abstract_mesh, shapes_of
 
     programs = []

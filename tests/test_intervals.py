@@ -95,7 +95,7 @@ def test_the_interval_of_a_local_copy_is_that_of_its_latencies_and_the_floor() -
     assert interval is not None
     effects = {effect.name: (effect.shorter_ps, effect.longer_ps) for effect in interval.effects}
     assert effects["dma.start_latency_vmem_to_hbm"] == (130_000, 0)
-    assert effects["dma.start_latency_hbm_to_vmem"] == (20_000, 20_000)
+    assert effects["dma.start_latency_hbm_to_vmem"] == (20_000, 15_000)
     assert interval.low <= result.time - 300_000
     assert interval.high >= result.time + 300_000
     assert result.interval_us == (interval.low.us, interval.high.us)
@@ -106,7 +106,7 @@ def test_a_number_without_an_interval_moves_nothing_and_a_given_one_loses_its() 
     latency = {"dma.start_latency_vmem_to_hbm": 3e-7}
     result = run(double, tiles(), **ROUND_TRIP, set=latency)
     assert "dma.start_latency_vmem_to_hbm" not in {effect.name for effect in result.interval.effects}
-    assert result.basis == ("fitted", "compiler", "datasheet", "estimate", "given")
+    assert set(result.basis) == {"fitted", "compiler", "datasheet", "estimate", "given"}
 
 
 def test_what_a_time_rests_on_is_said_with_it() -> None:

@@ -148,6 +148,6 @@ def _write_trace(found: CrossCheck, path: str) -> None:
         typer.echo(f"no trace in {path}: there is no run to show", err=True)
         return
     try:
-        write_trace(found.result, path, found.device_events)
+        write_trace(found.result, path, beside=found.device_events)
     except OSError as error:
         raise OptionError(f"cannot write {path}: {error.strerror}") from None
