@@ -30,7 +30,7 @@ def row(**changed: Any) -> Row:
     return Row.model_validate({**values, **changed})
 
 
-HIDDEN = {"dma.start_latency_hbm_to_hbm": 5.7e-7, "hbm.bandwidth": 6.9e11}
+HIDDEN = {"dma.start_latency_hbm_to_vmem": 5.7e-7, "hbm.bandwidth": 6.9e11}
 
 
 def observations(hidden: dict[str, float]) -> list[Observation]:
@@ -56,7 +56,7 @@ def test_a_fit_recovers_hidden_numbers() -> None:
 
 def test_what_is_not_known_beside_a_number_widens_it() -> None:
     """Latency and issue show only as a sum: with a vague issue the latency is vaguer."""
-    name = "dma.start_latency_hbm_to_hbm"
+    name = "dma.start_latency_hbm_to_vmem"
     narrow = fit(load_chip("v5e"), [name], observations({}))
     vague = load_chip("v5e").dma.issue.model_copy(update={"low": 1.0, "high": 500.0})
     wide = fit(load_chip("v5e"), [name], [
