@@ -15,6 +15,7 @@ from tpusim.errors import FindingError, InterruptedRunError, NotModelledError, O
 from tpusim.findings import CONTINUABLE, Finding, Severity, Where
 from tpusim.judges.deadlock import find_deadlock
 from tpusim.judges.exit_audit import audit_exit
+from tpusim.judges.lint import lint_copies
 from tpusim.judges.races import RaceJudge
 from tpusim.machine.calls import Call
 from tpusim.machine.core import Core
@@ -129,7 +130,7 @@ class Session:
         machine = self.machine
         deadlock = self.deadlock()
         found = [deadlock] if deadlock is not None else [*before_exit(), *audit_exit(machine, self.log)]
-        machine.findings += found
+        machine.findings += [*found, *lint_copies(machine, self.log)]
         if deadlock is not None:
             return error_for(deadlock)
         errors = [finding for finding in machine.findings if finding.severity is Severity.ERROR]

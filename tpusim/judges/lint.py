@@ -1,0 +1,95 @@
+"""What the TPU compiler refuses and a simulator could run: slices of copies that split what the hardware moves whole.
+
+Only what the compiler was seen to refuse is an error; a rule of whole tiles would be simpler and flag kernels that
+run.  Each rule was checked by ahead-of-time compilation for v5e, v5p, v6e and v7x (libtpu 0.0.50.1, jax 0.12.0.1),
+which agreed on all of 36 slices, and on v5e with some 350 more: arrays of 64, 100, 128, 200, 256, 384 and 512
+columns and of one dimension, of 32, 16, 8 and 4 bits.  What no rule here catches may still be refused, slices of
+rows of more than 128 columns above all, where the compiler's choice of tiles decides.
+
+A slice that takes a whole dimension is never split, and neither is one that ends where the dimension does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from tpusim.findings import Finding, Kind, where_of
+from tpusim.specs import MemorySpace
+
+if TYPE_CHECKING:
+    from tpusim.machine.dma import Copy
+    from tpusim.machine.machine import Machine
+    from tpusim.machine.memory import Region
+    from tpusim.trace.log import EventLog
+
+LANES = 128
+
+
+class Rule(NamedTuple):
+    """What the compiler wants, and its own words where it does not get it."""
+
+    text: str
+    origin: str
+
+
+STRIDE = Rule("a copy's slice has no stride", "jax: Strided slices of references are unsupported.")
+ROWS = Rule(
+    "rows are copied in whole 32-bit words: 16-bit types by 2 rows, 8-bit types by 4, 4-bit types by 8",
+    "Mosaic: Offsets along tiled dimensions must be aligned to tiles.",
+)
+COLUMNS = Rule(
+    f"columns are copied in whole lanes of {LANES}",
+    "Mosaic: The contiguous inner slice in the DMA transfer must be divisible by 512 bytes.",
+)
+ELEMENTS = Rule(
+    f"an array of one dimension is copied in whole rows of {4 * LANES} bytes",
+    "Mosaic: The dynamic offset times the element size is not a multiple of the memory space word size.",
+)
+RULES = (STRIDE, ROWS, COLUMNS, ELEMENTS)
+
+
+def lint_copies(machine: Machine, log: EventLog) -> list[Finding]:
+    """A finding for each line that copies a slice the compiler refuses; one for each rule."""
+    found: dict[tuple[object, str, Rule], Finding] = {}
+    seen: set[tuple[int, object]] = set()
+    for copy in log.copies:
+        for region in (copy.src_region, copy.dst_region):
+            key = id(region), copy.site
+            if key in seen or region is region.spec.whole:
+                continue
+            seen.add(key)
+            for rule, problem in broken(region):
+                where = where_of(copy.site)
+                found.setdefault((where, region.spec.name, rule), _finding(machine, copy, region, rule, problem))
+    return list(found.values())
+
+
+def _finding(machine: Machine, copy: Copy, region: Region, rule: Rule, problem: str) -> Finding:
+    return Finding(
+        Kind.ALIGNMENT,
+        f"{problem}; {rule.text}. ({rule.origin})",
+        device=machine.coordinates(copy.core.device),
+        argument=region.spec.name,
+        where=where_of(copy.site),
+        time_ps=copy.issued_ps,
+    )
+
+
+def broken(region: Region) -> Iterator[tuple[Rule, str]]:
+    """The rules that a copy of this region breaks, each with what breaks it."""
+    spec = region.spec
+    if spec.space is MemorySpace.SMEM and len(spec.shape) > 1:
+        return  # rows of scalar memory are not packed; what else it allows was not tried
+    steps = [step for _, _, step in region.box]
+    if any(step > 1 for step in steps):
+        yield STRIDE, f"the slice of {spec.name} takes every {max(steps)}th element of a dimension"
+        return
+    packing = max(1, 32 // spec.bits)
+    units = {1: ((ELEMENTS, LANES * packing),)}.get(len(spec.shape), ((ROWS, packing), (COLUMNS, LANES)))
+    for dim, (rule, unit) in zip(range(len(spec.shape))[-2:], units, strict=False):
+        start, size, _ = region.box[dim]
+        is_whole = size % unit == 0 or start + size == spec.shape[dim]
+        if start % unit or not is_whole:
+            what = f"starts at {start}" if start % unit else f"takes {size} of {spec.shape[dim]}"
+            yield rule, f"the slice of {spec.name} ({spec.dtype.name}{list(spec.shape)}) {what} in dimension {dim}"
