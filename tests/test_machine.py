@@ -264,7 +264,8 @@ def test_add_to_a_single_element():
         copy.start(add=True)
         copy.wait()
 
-    assert run(kernel, tiles(), scratch_shapes=(DMA,)).outputs[0][0, 0] == tiles()[1, 2]
+    result = run(kernel, tiles(), scratch_shapes=(DMA,), on_finding="record")  # less than the compiler copies
+    assert result.outputs[0][0, 0] == tiles()[1, 2]
 
 
 @pytest.mark.parametrize("part", [(slice(0, 0),), (slice(8, 8),), (3, slice(5, 5))])

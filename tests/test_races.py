@@ -662,7 +662,8 @@ def test_disjoint_parts_of_one_buffer():
         even.wait()
         odd.wait()
 
-    assert record(kernel, tiles(), scratch_shapes=(BUFFER, DMA((2,))))[0] == ()
+    findings = record(kernel, tiles(), scratch_shapes=(BUFFER, DMA((2,))))[0]
+    assert {finding.kind for finding in findings} == {Kind.ALIGNMENT}  # the compiler wants whole lanes, no strides
 
 
 def test_prefetch_into_the_other_slot():

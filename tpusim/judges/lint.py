@@ -54,6 +54,8 @@ def lint_copies(machine: Machine, log: EventLog) -> list[Finding]:
     found: dict[tuple[object, str, Rule], Finding] = {}
     seen: set[tuple[int, object]] = set()
     for copy in log.copies:
+        if copy.dst_sem.spec.is_of_pipeline:
+            continue  # blocks: the compiler cuts their copies itself
         for region in (copy.src_region, copy.dst_region):
             key = id(region), copy.site
             if key in seen or region is region.spec.whole:
@@ -79,7 +81,7 @@ def _finding(machine: Machine, copy: Copy, region: Region, rule: Rule, problem: 
 def broken(region: Region) -> Iterator[tuple[Rule, str]]:
     """The rules that a copy of this region breaks, each with what breaks it."""
     spec = region.spec
-    if spec.space is MemorySpace.SMEM and len(spec.shape) > 1:
+    if not region.size or (spec.space is MemorySpace.SMEM and len(spec.shape) > 1):
         return  # rows of scalar memory are not packed; what else it allows was not tried
     steps = [step for _, _, step in region.box]
     if any(step > 1 for step in steps):

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from tpusim.machine.core import Core
 
 
+PIPELINE = ".window"
+"""How the names of a grid pipeline's semaphores end; those a kernel declares are Python names."""
+
+
 class SemaphoreSpec:
     """The static side of a semaphore (array), shared by all devices.
 
@@ -32,6 +36,11 @@ class SemaphoreSpec:
         self.kind = kind
         self.shape = shape
         self.size = prod(shape)
+
+    @property
+    def is_of_pipeline(self) -> bool:
+        """Whether a grid pipeline waits on them for the copies of its blocks."""
+        return self.name.endswith(PIPELINE)
 
     def element_name(self, flat: int) -> str:
         """``recv_sem[1, 0]`` for one element, the bare name for a single semaphore."""

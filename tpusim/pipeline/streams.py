@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from tpusim.errors import OutOfBoundsError
 from tpusim.machine.calls import Call
 from tpusim.machine.memory import Buffer, BufferSpec, Index, Region, fresh_array
+from tpusim.machine.semaphores import PIPELINE
 from tpusim.specs import MemoryRef, MemorySpace, SemaphoreType
 
 IndexMap = Callable[..., tuple[int, ...]]
@@ -98,7 +99,7 @@ class Stream:
                 for _ in range(1, self.slots):
                     data = fresh_array(window.shape, window.dtype) if is_made else self.blank
                     row.append(Buffer(self.spec, device, data))
-        self.semaphores = call.add_semaphores(f"{name}.window", SemaphoreType.DMA, (self.slots,))
+        self.semaphores = call.add_semaphores(f"{name}{PIPELINE}", SemaphoreType.DMA, (self.slots,))
         self.places: dict[tuple[int, ...], Place] = {}
 
     def place(self, index: tuple[int, ...], step: tuple[int, ...]) -> Place:
