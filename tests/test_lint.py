@@ -6,8 +6,10 @@ import pytest
 
 import tpusim
 from tpusim import HBM, VMEM, SemaphoreType, ShapeDtypeStruct, ds, make_async_copy
+from tpusim.cli import main
 from tpusim.errors import AlignmentError
 from tpusim.findings import Kind
+from tpusim.judges.lint import ROWS, RULES
 
 ALL = slice(None)
 DTYPES = {"f32": np.float32, "i32": np.int32, "bf16": ml_dtypes.bfloat16, "i16": np.int16, "i8": np.int8}
@@ -148,3 +150,33 @@ def test_loads_and_stores_are_not_copies():
 
     kernel = tpusim.Kernel(body, out_shape=lambda x: x)
     assert kernel.simulate(np.zeros((16, 128), ml_dtypes.bfloat16), slice="v5e:1x1").findings == ()
+
+
+def test_the_command_shows_each_rule_with_its_origin(capfd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "k.py").write_text(
+        "import numpy as np, ml_dtypes, tpusim\n"
+        "from tpusim import HBM, SemaphoreType, make_async_copy\n"
+        "@tpusim.kernel(out_shape=lambda x: x, in_specs=HBM, out_specs=HBM, scratch_shapes=(SemaphoreType.DMA,))\n"
+        "def kernel(x_ref, o_ref, sem):\n"
+        "    copy = make_async_copy(x_ref.at[1:3], o_ref.at[1:3], sem)\n"
+        "    copy.start()\n"
+        "    copy.wait()\n"
+        "def inputs(devices=1, dtype='bfloat16'):\n"
+        "    return (np.zeros((8 * devices, 128), dtype),)\n"
+    )
+
+    def lint(*more):
+        with pytest.raises(SystemExit) as exit_:
+            main(["lint", "k.py", "--slice", "v5e:1x1", *more])
+        return int(exit_.value.code or 0), capfd.readouterr().out.splitlines()
+
+    code, lines = lint()
+    assert code == 1
+    heads = [line.split()[:2] for line in lines if not line.startswith(" ")]
+    assert heads == [[str(rule.kind), "broken" if rule is ROWS else "kept"] for rule in RULES]
+    assert sum("starts at 1 in dimension 0" in line for line in lines) == 2
+    assert [line.strip() for line in lines if line.strip() in {rule.origin for rule in RULES}] == [
+        r.origin for r in RULES
+    ]
+    assert lint("--dtype", "float32")[0] == 0

@@ -21,6 +21,7 @@ from tpusim.cli import (
     explain,
     explore,
     kernels,
+    lint,
     new,
     report,
     run,
@@ -64,8 +65,8 @@ def _app() -> typer.Typer:
         help="Run one TPU DMA program on an ordinary computer: its data, its time and a verdict.",
     )
     commands = (
-        run.run, report.report, sweep.sweep, calibrate.calibrate, time.time, kernels.kernels, chips.chips,
-        doctor.doctor, new.new,
+        run.run, lint.lint, report.report, sweep.sweep, calibrate.calibrate, time.time, kernels.kernels,
+        chips.chips, doctor.doctor, new.new,
     )  # fmt: skip
     for command in commands:
         app.command()(command)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,10 +10,10 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from tpusim.chips import parse_set
 from tpusim.cli.console import make_console, plain, styled
-from tpusim.cli.options import Checks, Chip, Cores, LayoutText, Overrides
-from tpusim.cli.request import check_writable, parse_layout
+from tpusim.cli.options import Checks, Chip, Cores, Data, File, JsonFile, LayoutText, MeshText, Overrides, SliceText
+from tpusim.cli.request import check_writable, make_job
+from tpusim.cli.run import write_json
 from tpusim.errors import OptionError
 from tpusim.job import Status
 from tpusim.sweep import Sweep, run_sweep
@@ -26,18 +25,18 @@ from tpusim.sweep.workers import DaskCluster, LocalProcesses
 
 
 def sweep(
-    file: Annotated[str, typer.Argument(help="path.py or path.py:name", show_default=False)],
+    file: File,
     param: Annotated[
         list[str],
         typer.Option(help="What to vary: bm=128,256 or slice=v5e:2x2,v5e:4x4 or ici.link_bandwidth=45e9,90e9."),
     ],
-    slice_: Annotated[str | None, typer.Option("--slice", help="Slice of chips, such as v5e:4x4.")] = None,
-    mesh: Annotated[str | None, typer.Option(help="Sizes of the kernel's axes: x=4 or x=2,y=4.")] = None,
+    slice_: SliceText = None,
+    mesh: MeshText = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the inputs, the runs and the search.")] = 0,
     set_: Overrides = None,
     layout: LayoutText = None,
     cores: Cores = None,
-    data: Annotated[bool | None, typer.Option("--data/--no-data", help="Carry and check array contents.")] = None,
+    data: Data = None,
     checks: Checks = None,
     chip: Chip = None,
     objective: Annotated[str, typer.Option(help="time, or ratio: time over the lower bound.")] = "time",
@@ -47,7 +46,7 @@ def sweep(
     out: Annotated[str | None, typer.Option(help="Rows as they come; default: NAME.sweep.jsonl.")] = None,
     table: Annotated[list[str] | None, typer.Option(help="Write the rows as .csv or .parquet. Repeatable.")] = None,
     top: Annotated[int, typer.Option(min=1, help="Rows to show.")] = 20,
-    json_file: Annotated[str | None, typer.Option("--json", help="Write the ranking as JSON; - for stdout.")] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Run a kernel with many parameters and rank them.
 
@@ -57,18 +56,18 @@ def sweep(
     if objective not in ("time", "ratio"):
         raise OptionError(f"--objective is time or ratio, not {objective!r}")
     by: Objective = "ratio" if objective == "ratio" else "time"
-    given = {
-        "slice": slice_,
-        "mesh": int(mesh) if mesh is not None and mesh.isdecimal() else mesh,
-        "seed": seed,
-        "set": dict(parse_set(text) for text in set_) if set_ else None,
-        "layout": parse_layout(layout),
-        "cores": cores,
-        "data": data,
-        "checks": checks,
-        "chip": chip,
-    }
-    options = {name: value for name, value in given.items() if value is not None}
+    options = make_job(
+        file,
+        slice=slice_,
+        mesh=mesh,
+        seed=seed,
+        set=set_,
+        layout=layout,
+        cores=cores,
+        data=data,
+        checks=checks,
+        chip=chip,
+    ).options
     space = Space.parse(param)
     path = out or f"{Path(file.rpartition(':')[0] if '.py:' in file else file).stem}.sweep.jsonl"
     for each in table or ():
@@ -148,11 +147,4 @@ def _show_failed(console: Any, found: Sweep) -> None:
 def _write_json(found: Sweep, path: str) -> None:
     ranking = [{"rank": place.rank, "is_tie": place.is_tie, **place.row} for place in found.ranking]
     failed = [row for row in found.rows if row["status"] != "right"]
-    text = json.dumps({"objective": found.objective, "ranking": ranking, "failed": failed}, allow_nan=False) + "\n"
-    if path == "-":
-        typer.echo(text, nl=False)
-        return
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise OptionError(f"cannot write {path}: {error.strerror}") from None
+    write_json({"objective": found.objective, "ranking": ranking, "failed": failed}, path)

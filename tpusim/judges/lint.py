@@ -1,4 +1,6 @@
-"""What the TPU compiler refuses and a simulator could run: slices of copies that split what the hardware moves whole.
+"""The rules of compiler and chip; here those about slices of copies, which a simulator could run and a TPU does not.
+
+The other rules are looked after where a run meets them; :data:`RULES` has all of them, with their origin.
 
 Only what the compiler was seen to refuse is an error; a rule of whole tiles would be simpler and flag kernels that
 run.  Each rule was checked by ahead-of-time compilation for v5e, v5p, v6e and v7x (libtpu 0.0.50.1, jax 0.12.0.1),
@@ -27,26 +29,66 @@ LANES = 128
 
 
 class Rule(NamedTuple):
-    """What the compiler wants, and its own words where it does not get it."""
+    """What the compiler wants, and whose words it is."""
 
+    kind: Kind
     text: str
     origin: str
 
 
-STRIDE = Rule("a copy's slice has no stride", "jax: Strided slices of references are unsupported.")
+STRIDE = Rule(Kind.ALIGNMENT, "a copy's slice has no stride", "jax: Strided slices of references are unsupported.")
 ROWS = Rule(
+    Kind.ALIGNMENT,
     "rows are copied in whole 32-bit words: 16-bit types by 2 rows, 8-bit types by 4, 4-bit types by 8",
     "Mosaic: Offsets along tiled dimensions must be aligned to tiles.",
 )
 COLUMNS = Rule(
+    Kind.ALIGNMENT,
     f"columns are copied in whole lanes of {LANES}",
     "Mosaic: The contiguous inner slice in the DMA transfer must be divisible by 512 bytes.",
 )
 ELEMENTS = Rule(
+    Kind.ALIGNMENT,
     f"an array of one dimension is copied in whole rows of {4 * LANES} bytes",
     "Mosaic: The dynamic offset times the element size is not a multiple of the memory space word size.",
 )
-RULES = (STRIDE, ROWS, COLUMNS, ELEMENTS)
+RULES = (
+    STRIDE,
+    ROWS,
+    COLUMNS,
+    ELEMENTS,
+    Rule(
+        Kind.CAPACITY,
+        "buffers fit their memory with tile padding, VMEM within the kernel's limit, semaphores what a core has",
+        "libtpu: CompileTimeScopedVmemOom; Allocation would exceed memory (space=vmem, smem, sflag).",
+    ),
+    Rule(
+        Kind.MEMORY_SPACE,
+        "a core loads and stores VMEM and SMEM; HBM is for copies",
+        "jax: Loads are only allowed on VMEM and SMEM references.",
+    ),
+    Rule(
+        Kind.SEMAPHORE_KIND,
+        "copies count on DMA semaphores, signals on regular and barrier ones",
+        "Mosaic: dma_wait requires a DMA semaphore.",
+    ),
+    Rule(
+        Kind.COLLECTIVE_ID,
+        "a kernel has a collective_id where it uses the barrier semaphore, and only there",
+        "jax: collective_id has to be specified when using a custom barrier; unspecified or None when not.",
+    ),
+    Rule(
+        Kind.UNSUPPORTED,
+        "priorities are 0 or 1 and of local copies; add=True is no matter of a TensorCore",
+        "jax: DMA with add=True is not supported; DMA start priority must be non-negative.",
+    ),
+    Rule(
+        Kind.ROUTING,
+        "remote copies on v5e go a power of two of hops along an axis",
+        "JAX's documentation of distributed Pallas kernels, which allows offsets that are powers of two on v5e.",
+    ),
+)
+"""Everything a run looks at that is the compiler's or the chip's rule and no matter of order."""
 
 
 def lint_copies(machine: Machine, log: EventLog) -> list[Finding]:
