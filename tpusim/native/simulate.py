@@ -24,9 +24,10 @@ from tpusim.machine.memory import BufferSpec, fresh_array, holds_sentinel
 from tpusim.machine.semaphores import SemaphoreSpec
 from tpusim.native.blocks import as_index_map
 from tpusim.native.charges import Piece
-from tpusim.native.executor import DescriptorUse, Executor
+from tpusim.native.executor import Executor
 from tpusim.native.refs import Ref, SemaphoreRef
 from tpusim.native.scan import Scanned, scan
+from tpusim.native.transfers import DescriptorUse
 from tpusim.observe import Observer
 from tpusim.options import RunOptions
 from tpusim.pipeline import Pipeline, Stream, block_dims, control_ps

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from tpusim.pallas import internals
-from tpusim.pallas.lower import Block, Lowering, Rule, ScopeDecl, Value, is_integer
+from tpusim.pallas.block import Block, Value, is_integer
+from tpusim.pallas.lower import Lowering, Rule
+from tpusim.pallas.lowered import ScopeDecl
 from tpusim.pallas.random_rules import is_impure
 from tpusim.specs import MemoryRef, SemaphoreArray
 

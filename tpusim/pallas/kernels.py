@@ -23,7 +23,8 @@ from tpusim.pallas import control_rules, internals, memory_rules, random_rules, 
 from tpusim.pallas.frame import Frame
 from tpusim.pallas.handover import HandedArrays, HandedSemaphores, outlive
 from tpusim.pallas.internals.kernels import KernelCall, kernel_call
-from tpusim.pallas.lower import Lowered, Lowering
+from tpusim.pallas.lower import Lowering
+from tpusim.pallas.lowered import Lowered
 from tpusim.pallas.pipeline import Operands, lower_maps, memory
 from tpusim.pallas.work import Work
 from tpusim.pipeline import control_ps

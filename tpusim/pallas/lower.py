@@ -13,134 +13,30 @@ its buffers; it returns ``kernel(rt)``, run by every device.
 
 from __future__ import annotations
 
-import linecache
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
 import numpy as np
 
 from tpusim.errors import FindingError, NotModelledError
-from tpusim.findings import Where
-from tpusim.pallas import internals, random_bits, scalar_ops, views
+from tpusim.pallas import internals, scalar_ops
+from tpusim.pallas.addressing import Addressing
+from tpusim.pallas.block import Block, Value, is_integer
+from tpusim.pallas.lowered import Lowered, Origin, where_of_origin
 from tpusim.pallas.segments import Segment, known_part
-from tpusim.pallas.symbols import (
-    RefSymbol,
-    SemaphoreSymbol,
-    Step,
-    TransformError,
-    View,
-    compose,
-    dynamic_names,
-    region_code,
-    resolve_ref,
-    scalar_index,
-    whole_shape,
-)
+from tpusim.pallas.symbols import RefSymbol, SemaphoreSymbol
 from tpusim.pallas.work import Work
-from tpusim.specs import MemoryRef, MemorySpace, SemaphoreArray, SemaphoreType
+from tpusim.specs import MemorySpace
 
 _FILES = count(1)
 
 Rule = Callable[["Lowering", "Block", Any], None]
 """Lowers one equation."""
 
-Origin = tuple[Any, Any] | None
-"""An equation, and the origin of the equations around it: what JAX traces inside its own functions has no line."""
 
-
-@dataclass
-class ScopeDecl:
-    """A ``run_scoped`` of the kernel: what it allocates, and the scope around it."""
-
-    names: list[str]
-    types: list[MemoryRef | SemaphoreArray]
-    slots: list[int]
-    outer: int | None
-
-
-@dataclass
-class Lowered:
-    """A kernel as source and what the source refers to.
-
-    ``arguments``: (name, type) of each kernel argument; the tables hold what the generated code names.
-    """
-
-    source: str
-    arguments: list[tuple[str, internals.RefType]]
-    slots: int = 0
-    """Places in the buffer and semaphore tables: the arguments, then what scopes allocate."""
-    written: set[int] = field(default_factory=set)
-    """Slots of buffers that the kernel, here or on another device, may write."""
-    stored_first: set[int] = field(default_factory=set)
-    """Slots of buffers that every run of the kernel overwrites whole before it looks at them."""
-    held: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """Slots of buffers whose array is a value of this shape, exchanged whole and never written in place."""
-    in_xla: set[int] = field(default_factory=set)
-    """Held slots whose loads go into compiled segments."""
-    scopes: list[ScopeDecl] = field(default_factory=list)
-    segments: list[Segment] = field(default_factory=list)
-    works: list[Work] = field(default_factory=list)
-    """What is charged: the table of prices goes with it."""
-    sites: list[Where | None] = field(default_factory=list)
-    consts: list[Any] = field(default_factory=list)
-    is_remote: bool = False
-    uses_barrier: bool = False
-    filename: str = ""
-    first_line: int = 0
-    origins: list[Any] = field(default_factory=list)
-    """The equation each line of the kernel function comes from, and those around it."""
-
-    def where_at(self, line: int) -> Where | None:
-        """The user's line behind a line of the source."""
-        index = line - self.first_line
-        return _where(self.origins[index]) if 0 <= index < len(self.origins) else None
-
-    def compile(self) -> Any:
-        """The ``bind`` function."""
-        namespace: dict[str, Any] = {**scalar_ops.RUNTIME, **views.RUNTIME, **random_bits.RUNTIME}
-        lines = self.source.splitlines(keepends=True)
-        linecache.cache[self.filename] = (len(self.source), None, lines, self.filename)
-        exec(compile(self.source, self.filename, "exec"), namespace)  # our own source
-        return namespace["bind"]
-
-
-@dataclass
-class Value:
-    """A value of the kernel in the generated code.
-
-    ``code`` is an expression (a name or a literal); ``is_python``: an int or bool of Python, else an
-    array; ``slot``: the buffer that an array still looks into, -1 for none.
-    """
-
-    code: str
-    is_python: bool
-    slot: int = -1
-
-
-class Block:
-    """Equations of one jaxpr while they are lowered: pending array equations, loads, and who is used when."""
-
-    def __init__(self, jaxpr: Any, around: Origin) -> None:
-        self.jaxpr = jaxpr
-        self.around = around
-        self.position = 0
-        self.pending: list[Any] = []
-        self.views: dict[Any, Value] = {}
-        self.regions: dict[tuple[int, str], str] = {}
-        """Names of regions looked up before in this block, by buffer and index; its names never change meaning."""
-        self.last_use: dict[Any, int] = {}
-        for position, eqn in enumerate(jaxpr.eqns):
-            for var in eqn.invars:
-                if not isinstance(var, internals.Literal):
-                    self.last_use[var] = position
-        for var in jaxpr.outvars:
-            if not isinstance(var, internals.Literal):
-                self.last_use[var] = len(jaxpr.eqns)
-
-
-class Lowering:
+class Lowering(Addressing):
     """Lowers one kernel; see the module."""
 
     def __init__(
@@ -175,13 +71,12 @@ class Lowering:
         """What the core has computed since others could last see it."""
         self.slots = 0
         self.out = Lowered("", [])
-        self.touched: set[int] = set()
-        self.views: set[str] = set()
-        """Names of regions that are not plain."""
+        self.touched = set()
+        self.views = set()
         self.copies: list[tuple[int, int]] = []
         self.choices: list[tuple[int, int, str, int]] = []
-        self.scalars: dict[str, str] = {}
-        self.accesses: dict[int, set[tuple[int, ...] | None]] = {}
+        self.scalars = {}
+        self.accesses = {}
         self._constants(jaxpr)
         integers, refs = jaxpr.invars[:num_integers], jaxpr.invars[num_integers:]
         self.integers = [f"g{number}" for number in range(num_integers)]
@@ -243,7 +138,7 @@ class Lowering:
     def site(self, eqn: Any) -> str:
         """The user's line of an equation, as an entry of the site table."""
         around = self.current[1] if self.current is not None else None
-        self.out.sites.append(_where((eqn, around)))
+        self.out.sites.append(where_of_origin((eqn, around)))
         return f"S[{len(self.out.sites) - 1}]"
 
     def _assemble(self) -> str:
@@ -336,7 +231,7 @@ class Lowering:
         except FindingError as error:
             if error.finding.where is not None or self.current is None:
                 raise
-            raise type(error)(replace(error.finding, where=_where(self.current))) from None
+            raise type(error)(replace(error.finding, where=where_of_origin(self.current))) from None
         self.flush(block, len(jaxpr.eqns))
         self.current = block.around or self.current
         return [self.read(var) for var in jaxpr.outvars]
@@ -450,101 +345,3 @@ class Lowering:
         self.out.segments.append(part)
         operands = [f"SEG[{len(self.out.segments) - 1}]", *(self.env[v].code for v in part.inputs)]
         self.emit(f"{code} = rt.compute({', '.join(operands)})")
-
-    # -- refs -----------------------------------------------------------------------------------
-
-    def resolve(self, block: Block, ref: Any, eqn: Any) -> tuple[RefSymbol | SemaphoreSymbol, list[Step]]:
-        """The buffer or semaphores behind a ref operand, and the indices taken of it."""
-        try:
-            return resolve_ref(ref, lambda value: self.integer(block, value))
-        except TransformError as error:
-            raise internals.not_modelled(f"{error} in {eqn.primitive.name}", eqn) from None
-
-    def region(self, block: Block, ref: Any, eqn: Any, *, reads: bool = False) -> tuple[RefSymbol, str]:
-        """A ref operand: its buffer, and an expression for the region it names; ``reads``: it is not written."""
-        symbol, keys = self.resolve(block, ref, eqn)
-        if not isinstance(symbol, RefSymbol):
-            raise internals.not_modelled(f"{eqn.primitive.name} on semaphores", eqn)
-        whole = f"w{symbol.slot}"
-        if not reads:
-            self.out.written.add(symbol.slot)
-        if symbol.slot not in self.touched:
-            self.touched.add(symbol.slot)
-            is_store = eqn.primitive.name == "swap" and not self._is_used(block, eqn)
-            if is_store and self.depth == 2 and whole_shape(symbol, keys) is not None:
-                self.out.stored_first.add(symbol.slot)
-        scalar = scalar_index(symbol, keys) if symbol.space is MemorySpace.SMEM else None
-        self._note_access(symbol, keys, scalar, eqn)
-        if not keys:
-            return symbol, whole
-        known = block.regions.get((symbol.slot, text := str(keys)))
-        if known is not None:
-            return symbol, known
-        dynamic = dynamic_names(keys)
-        region = region_code(whole, keys)
-        cache, name = self.fresh("c"), self.fresh("r")
-        self.setup.append(f"{cache} = {{}}")
-        look_up = dynamic[0] if len(dynamic) == 1 else f"({', '.join(dynamic)})" if dynamic else "0"
-        unused = None
-        if scalar is not None:
-            self.scalars[name] = scalar
-            unused = symbol.slot, "pass"
-        self.emit(f"{name} = {cache}.get({look_up})", held=unused)
-        self.emit(f"if {name} is None: {name} = {cache}[{look_up}] = {region}", held=unused)
-        block.regions[symbol.slot, text] = name
-        if any(isinstance(key, View) for key in keys):
-            self.views.add(name)
-        return symbol, name
-
-    def _note_access(self, symbol: RefSymbol, keys: list[Step], scalar: str | None, eqn: Any) -> None:
-        """Remember whether an equation loads or stores all of a buffer, one scalar of it, or does something else."""
-        shape: tuple[int, ...] | None = None
-        if eqn.primitive.name in ("get", "swap"):
-            if symbol.space is MemorySpace.VMEM:
-                shape = whole_shape(symbol, keys) or None
-            elif scalar is not None:
-                shape = ()
-        self.accesses.setdefault(symbol.slot, set()).add(shape)
-
-    def _is_used(self, block: Block, eqn: Any) -> bool:
-        return any(var in block.last_use for var in eqn.outvars)
-
-    def semaphore(self, block: Block, ref: Any, eqn: Any, device: str | None = None) -> str:
-        """An expression for one semaphore of this device, or of the device ``device``."""
-        symbol, keys = self.resolve(block, ref, eqn)
-        if not isinstance(symbol, SemaphoreSymbol):
-            raise internals.not_modelled(f"{eqn.primitive.name} on a buffer instead of a semaphore", eqn)
-        if symbol.kind is SemaphoreType.BARRIER:
-            return f"rt.barrier({symbol.tag!r}, {device or 'core.device'})"
-        table = "sem" if device is None else f"all_sem[{device}]"
-        try:
-            parts = compose(keys)
-        except TransformError as error:
-            raise internals.not_modelled(str(error), eqn) from None
-        if any(isinstance(part, tuple) for part in parts) or len(parts) != len(symbol.shape):
-            raise internals.not_modelled(f"several semaphores at once in {eqn.primitive.name}", eqn)
-        flat = "0"
-        for part, extent in zip(parts, symbol.shape, strict=True):
-            text = str(part)
-            if not (text.isdigit() and int(text) < extent):
-                self.emit(f"if not 0 <= {text} < {extent}: rt.bad_semaphore({symbol.name!r}, {text}, {extent})")
-            flat = text if flat == "0" else f"({flat}) * {extent} + {text}"
-        return f"{table}[p{symbol.slot}][{flat}]"
-
-
-def _where(origin: Origin) -> Where | None:
-    """The user's line of the innermost equation that has one."""
-    while origin is not None:
-        found = internals.where_of_equation(origin[0])
-        if found is not None:
-            return found
-        origin = origin[1]
-    return None
-
-
-def is_integer(aval: Any) -> bool:
-    """Whether a value of this type is a scalar int or bool, which the generated code keeps as a Python int."""
-    dtype = getattr(aval, "dtype", None)
-    if dtype is None or getattr(aval, "shape", None) != ():
-        return False
-    return isinstance(dtype, np.dtype) and dtype.kind in "iub"

@@ -9,7 +9,8 @@ from jax import tree_util
 from tpusim.errors import MemorySpaceError
 from tpusim.findings import Finding, Kind
 from tpusim.pallas import internals
-from tpusim.pallas.lower import Block, Lowering, Rule, Value, is_integer
+from tpusim.pallas.block import Block, Value, is_integer
+from tpusim.pallas.lower import Lowering, Rule
 from tpusim.pallas.symbols import RefSymbol
 from tpusim.specs import MemorySpace
 

@@ -19,7 +19,8 @@ from tpusim.machine.semaphores import SemaphoreSpec
 from tpusim.machine.timing import Timing
 from tpusim.pallas import internals
 from tpusim.pallas.internals.kernels import KernelCall
-from tpusim.pallas.lower import Lowered, Lowering, Rule
+from tpusim.pallas.lower import Lowering, Rule
+from tpusim.pallas.lowered import Lowered
 from tpusim.pipeline import IndexMap, Pipeline, Stream
 from tpusim.specs import MemoryRef, MemorySpace
 

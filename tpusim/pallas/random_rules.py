@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from tpusim.pallas import internals
-from tpusim.pallas.lower import Block, Lowering, Rule, Value, is_integer
+from tpusim.pallas.block import Block, Value, is_integer
+from tpusim.pallas.lower import Lowering, Rule
 
 
 def is_impure(eqn: Any) -> bool:

@@ -11,7 +11,8 @@ from jax import tree_util
 from tpusim.errors import DeviceIdError, SemaphoreKindError
 from tpusim.findings import Finding, Kind
 from tpusim.pallas import internals
-from tpusim.pallas.lower import Block, Lowering, Rule, Value
+from tpusim.pallas.block import Block, Value
+from tpusim.pallas.lower import Lowering, Rule
 from tpusim.pallas.symbols import SemaphoreSymbol
 from tpusim.specs import SemaphoreType
 

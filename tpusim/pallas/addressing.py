@@ -1,0 +1,133 @@
+"""How generated code names what a ref operand means: a buffer with a region of it, or one semaphore.
+
+A region is looked up in a dictionary of its equation by the indices that only the run knows; everything static about
+it was found when it was made.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tpusim.pallas import internals
+from tpusim.pallas.block import Block
+from tpusim.pallas.lowered import Lowered
+from tpusim.pallas.symbols import (
+    RefSymbol,
+    SemaphoreSymbol,
+    Step,
+    TransformError,
+    View,
+    compose,
+    dynamic_names,
+    region_code,
+    resolve_ref,
+    scalar_index,
+    whole_shape,
+)
+from tpusim.specs import MemorySpace, SemaphoreType
+
+
+class Addressing:
+    """The part of :class:`tpusim.pallas.lower.Lowering` that looks at refs."""
+
+    depth: int
+    out: Lowered
+    setup: list[str]
+    touched: set[int]
+    """Slots of buffers that the code so far loads, stores or copies."""
+    views: set[str]
+    """Names of regions that are not plain."""
+    scalars: dict[str, str]
+    """Names of regions that are one element of SMEM, and its index."""
+    accesses: dict[int, set[tuple[int, ...] | None]]
+    """For each slot how it is accessed: all of it in a shape, one scalar, or otherwise (``None``)."""
+
+    def emit(self, line: str, held: tuple[int, str] | None = None, source: int = -1) -> None:
+        """Add a line to the kernel function."""
+        raise NotImplementedError
+
+    def fresh(self, prefix: str = "v") -> str:
+        """A new name."""
+        raise NotImplementedError
+
+    def integer(self, block: Block, value: Any) -> str:
+        """An expression for a Python int or bool."""
+        raise NotImplementedError
+
+    def resolve(self, block: Block, ref: Any, eqn: Any) -> tuple[RefSymbol | SemaphoreSymbol, list[Step]]:
+        """The buffer or semaphores behind a ref operand, and the indices taken of it."""
+        try:
+            return resolve_ref(ref, lambda value: self.integer(block, value))
+        except TransformError as error:
+            raise internals.not_modelled(f"{error} in {eqn.primitive.name}", eqn) from None
+
+    def region(self, block: Block, ref: Any, eqn: Any, *, reads: bool = False) -> tuple[RefSymbol, str]:
+        """A ref operand: its buffer, and an expression for the region it names; ``reads``: it is not written."""
+        symbol, keys = self.resolve(block, ref, eqn)
+        if not isinstance(symbol, RefSymbol):
+            raise internals.not_modelled(f"{eqn.primitive.name} on semaphores", eqn)
+        whole = f"w{symbol.slot}"
+        if not reads:
+            self.out.written.add(symbol.slot)
+        if symbol.slot not in self.touched:
+            self.touched.add(symbol.slot)
+            is_store = eqn.primitive.name == "swap" and not self._is_used(block, eqn)
+            if is_store and self.depth == 2 and whole_shape(symbol, keys) is not None:
+                self.out.stored_first.add(symbol.slot)
+        scalar = scalar_index(symbol, keys) if symbol.space is MemorySpace.SMEM else None
+        self._note_access(symbol, keys, scalar, eqn)
+        if not keys:
+            return symbol, whole
+        known = block.regions.get((symbol.slot, text := str(keys)))
+        if known is not None:
+            return symbol, known
+        dynamic = dynamic_names(keys)
+        region = region_code(whole, keys)
+        cache, name = self.fresh("c"), self.fresh("r")
+        self.setup.append(f"{cache} = {{}}")
+        look_up = dynamic[0] if len(dynamic) == 1 else f"({', '.join(dynamic)})" if dynamic else "0"
+        unused = None
+        if scalar is not None:
+            self.scalars[name] = scalar
+            unused = symbol.slot, "pass"
+        self.emit(f"{name} = {cache}.get({look_up})", held=unused)
+        self.emit(f"if {name} is None: {name} = {cache}[{look_up}] = {region}", held=unused)
+        block.regions[symbol.slot, text] = name
+        if any(isinstance(key, View) for key in keys):
+            self.views.add(name)
+        return symbol, name
+
+    def _note_access(self, symbol: RefSymbol, keys: list[Step], scalar: str | None, eqn: Any) -> None:
+        """Remember whether an equation loads or stores all of a buffer, one scalar of it, or does something else."""
+        shape: tuple[int, ...] | None = None
+        if eqn.primitive.name in ("get", "swap"):
+            if symbol.space is MemorySpace.VMEM:
+                shape = whole_shape(symbol, keys) or None
+            elif scalar is not None:
+                shape = ()
+        self.accesses.setdefault(symbol.slot, set()).add(shape)
+
+    def _is_used(self, block: Block, eqn: Any) -> bool:
+        return any(var in block.last_use for var in eqn.outvars)
+
+    def semaphore(self, block: Block, ref: Any, eqn: Any, device: str | None = None) -> str:
+        """An expression for one semaphore of this device, or of the device ``device``."""
+        symbol, keys = self.resolve(block, ref, eqn)
+        if not isinstance(symbol, SemaphoreSymbol):
+            raise internals.not_modelled(f"{eqn.primitive.name} on a buffer instead of a semaphore", eqn)
+        if symbol.kind is SemaphoreType.BARRIER:
+            return f"rt.barrier({symbol.tag!r}, {device or 'core.device'})"
+        table = "sem" if device is None else f"all_sem[{device}]"
+        try:
+            parts = compose(keys)
+        except TransformError as error:
+            raise internals.not_modelled(str(error), eqn) from None
+        if any(isinstance(part, tuple) for part in parts) or len(parts) != len(symbol.shape):
+            raise internals.not_modelled(f"several semaphores at once in {eqn.primitive.name}", eqn)
+        flat = "0"
+        for part, extent in zip(parts, symbol.shape, strict=True):
+            text = str(part)
+            if not (text.isdigit() and int(text) < extent):
+                self.emit(f"if not 0 <= {text} < {extent}: rt.bad_semaphore({symbol.name!r}, {text}, {extent})")
+            flat = text if flat == "0" else f"({flat}) * {extent} + {text}"
+        return f"{table}[p{symbol.slot}][{flat}]"

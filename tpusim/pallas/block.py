@@ -1,0 +1,53 @@
+"""One jaxpr while it is lowered, and what its variables are in the generated code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tpusim.pallas import internals
+from tpusim.pallas.lowered import Origin
+
+
+@dataclass
+class Value:
+    """A value of the kernel in the generated code.
+
+    ``code`` is an expression (a name or a literal); ``is_python``: an int or bool of Python, else an
+    array; ``slot``: the buffer that an array still looks into, -1 for none.
+    """
+
+    code: str
+    is_python: bool
+    slot: int = -1
+
+
+class Block:
+    """Equations of one jaxpr while they are lowered: pending array equations, loads, and who is used when."""
+
+    def __init__(self, jaxpr: Any, around: Origin) -> None:
+        self.jaxpr = jaxpr
+        self.around = around
+        self.position = 0
+        self.pending: list[Any] = []
+        self.views: dict[Any, Value] = {}
+        self.regions: dict[tuple[int, str], str] = {}
+        """Names of regions looked up before in this block, by buffer and index; its names never change meaning."""
+        self.last_use: dict[Any, int] = {}
+        for position, eqn in enumerate(jaxpr.eqns):
+            for var in eqn.invars:
+                if not isinstance(var, internals.Literal):
+                    self.last_use[var] = position
+        for var in jaxpr.outvars:
+            if not isinstance(var, internals.Literal):
+                self.last_use[var] = len(jaxpr.eqns)
+
+
+def is_integer(aval: Any) -> bool:
+    """Whether a value of this type is a scalar int or bool, which the generated code keeps as a Python int."""
+    dtype = getattr(aval, "dtype", None)
+    if dtype is None or getattr(aval, "shape", None) != ():
+        return False
+    return isinstance(dtype, np.dtype) and dtype.kind in "iub"
