@@ -86,7 +86,7 @@ def what_ifs(result: Result) -> list[WhatIf]:
     kinds = sorted({copy.route.kind for copy in result.trace.copies})
     if result.links:
         run("links without a limit", {"ici.link_bandwidth": _ENDLESS})
-        name, busiest = max(result.links.items(), key=lambda item: item[1].busy_bytes / item[1].capacity)
+        name, busiest = max(result.links.items(), key=_fullness)
         index = _index_of(result, busiest)
         run(f"{name} alone without a limit", prepare=lambda machine: _widen(machine, [index], 1 << 20))
         one_way = _one_way(result)
@@ -103,6 +103,11 @@ def what_ifs(result: Result) -> list[WhatIf]:
     if result.trace.computes:
         run("compute for nothing", compute=0.0)
     return sorted(found, key=lambda what: -what.saved)
+
+
+def _fullness(named: tuple[str, Resource]) -> tuple[float, str]:
+    name, resource = named
+    return resource.busy_bytes / resource.capacity, name
 
 
 def _index_of(result: Result, resource: Resource) -> int:
@@ -154,7 +159,7 @@ def _busiest(result: Result, runs: list[WhatIf]) -> list[str]:
     for resources in (result.links, memories):
         if not resources or not result.time:
             continue
-        name, busiest = max(resources.items(), key=lambda item: item[1].busy_bytes / item[1].capacity)
+        name, busiest = max(resources.items(), key=_fullness)
         mean = busiest.busy_bytes / busiest.capacity / result.time.s
         full = full_share(result, busiest)
         if full >= _WORTH_SAYING:

@@ -65,11 +65,15 @@ def bar(parts: Iterable[tuple[float, str, str]]) -> Markup:
 def cards(result: Result, check: str | None = None) -> Markup:
     """Time with its interval, lower bound, ratio, verdict, copies and use, a card each."""
     use = result.utilisation()
-    spread = _interval(result)
+    spread = interval_text(result)
     bound = result.lower_bound
     found = [
         ("time", str(result.time), spread if result.is_complete else "where the run stopped"),
-        ("lower bound", str(bound) if bound is not None else "–", result.lower_bound_because or "none is known"),
+        (
+            "lower bound",
+            str(bound) if bound is not None else "–",
+            "of the same operation" if bound is not None else "none is known",
+        ),
         ("ratio", f"{result.ratio:.2f}×" if result.ratio is not None else "–", "time over lower bound"),
         ("copies", f"{result.dmas:,}", format_bytes(result.bytes)),
         ("busiest link", f"{use.links_max:.0%}", (use.busiest_link or "not used").removeprefix("link ")),
@@ -77,17 +81,25 @@ def cards(result: Result, check: str | None = None) -> Markup:
         ("computing", f"{use.core_mean:.0%}", "of the time of a core"),
     ]
     if check is not None:
-        found.insert(3, ("result", check.split(" ")[0], check))
+        word, _, rest = check.partition(" ")
+        found.insert(3, ("result", word, rest or "to the reference"))
     made = [
         element("div", element("h3", name), element("b", value), element("small", note), class_="card", id=f"card-{at}")
         for at, (name, value, note) in enumerate(found)
     ]
-    return element("div", *made, class_="cards")
+    because = result.lower_bound_because
+    why = element("p", f"Nothing is faster than the lower bound: {because}.", class_="quiet") if because else ""
+    return join([element("div", *made, class_="cards"), why])
 
 
-def _interval(result: Result) -> str:
+def interval_is_quick(result: Result) -> bool:
+    """Whether a page may wait for the interval of the run's time."""
+    return result.wall_s * TIMED_AGAIN <= PATIENCE_S
+
+
+def interval_text(result: Result) -> str:
     """How far the time can be trusted; timing a run again costs about as much as the run, many times over."""
-    if result.wall_s * TIMED_AGAIN > PATIENCE_S:
+    if not interval_is_quick(result):
         return "its interval would take too long here"
     interval = result.interval
     return "no interval known" if interval is None else str(interval)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tpusim.explain import explain
 from tpusim.report import sections
 from tpusim.report.frame import need_bokeh
-from tpusim.report.html import PATIENCE_S, TIMED_AGAIN, Markup, cards, element, findings, join, verdict
+from tpusim.report.html import Markup, cards, element, findings, interval_is_quick, join, verdict
 from tpusim.report.views import Views
 from tpusim.trace.memory import high_water, levels, occupants
 
@@ -114,6 +114,7 @@ class _Page:
             ("findings", "Findings", "", findings(self.result)),
             ("source", "Source", "Time of a device's core by line, in the mean; the warmer, the more.", self._source()),
             ("memory", "Memory", _ABOUT_MEMORY, self._memory(drawn)),
+            ("basis", "What the time rests on", _ABOUT_BASIS, sections.basis(self.result)),
         ]
         if self.result.findings:
             parts.insert(0, parts.pop([key for key, *_ in parts].index("findings")))
@@ -145,7 +146,7 @@ class _Page:
         return sections.critical_path(self.views.steps, self.views.path)
 
     def _advice(self) -> Markup:
-        if self.result.wall_s * TIMED_AGAIN > PATIENCE_S:
+        if not interval_is_quick(self.result):
             return element("p", "The runs for this would take too long here: tpusim explain does them.", class_="quiet")
         return sections.advice(explain(self.result))
 
@@ -178,4 +179,5 @@ _ABOUT_PATH = (
 )
 _ABOUT_ADVICE = "Each number comes from a run of the same operations on a machine that is different in one thing."
 _ABOUT_LINKS = "Mean use of each directed link, and of the busiest ones over time."
+_ABOUT_BASIS = "Each number of the chip that is not known exactly, and what its ends would do to the time."
 _ABOUT_MEMORY = "The high-water mark of device 0 by buffer, with tile padding."

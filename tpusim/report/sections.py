@@ -6,7 +6,7 @@ import linecache
 from typing import TYPE_CHECKING
 
 from tpusim.findings import Where, short_path
-from tpusim.report.html import Markup, bar, element, join, table
+from tpusim.report.html import Markup, bar, element, interval_is_quick, interval_text, join, table
 from tpusim.report.style import colours
 from tpusim.report.timeline import chain_colour
 from tpusim.trace.lines import LineUse, Places
@@ -54,6 +54,18 @@ def advice(said: Explanation) -> Markup:
     ]
     found = table(("if there were", "", "saved", "us"), rows, frozenset({2, 3})) if rows else ""
     return join([element("ul", *(element("li", sentence) for sentence in said.sentences)), found])
+
+
+def basis(result: Result) -> Markup:
+    """The kinds of figures the time rests on, and the numbers that its interval comes from."""
+    said = element("p", f"Figures: {', '.join(result.basis)}. Interval: {interval_text(result)}.")
+    if not interval_is_quick(result) or result.interval is None or not result.interval.effects:
+        return said
+    rows = [
+        (element("code", effect.name), effect.basis, _us(effect.shorter_ps), _us(effect.longer_ps))
+        for effect in result.interval.effects
+    ]
+    return join([said, table(("number", "basis", "us shorter", "us longer"), rows, frozenset({2, 3}))])
 
 
 def critical_path(steps: Steps, path: list[ChainLink]) -> Markup:
