@@ -297,6 +297,16 @@ def test_a_trace_of_some_devices_or_in_parts(tpusim):
     assert err == "Error: --trace-devices: the mesh has devices 0 to 3\n"
 
 
+def test_report_writes_a_page_for_a_run_with_findings_too(tpusim):
+    status, out, err = tpusim("report", write("k.py", DEADLOCK), "--html", "k.html")
+    assert status == 1, err
+    assert "deadlock: 4 of 4 devices can never proceed" in out
+    assert out.endswith("report       k.html\n")
+    assert "can never proceed" in Path("k.html").read_text()
+    status, _, err = tpusim("report", "k.py", "--html", "nowhere/k.html")
+    assert (status, err) == (2, "Error: cannot write nowhere/k.html: there is no directory nowhere\n")
+
+
 def test_python_branches_on_traced_values_are_explained_at_their_line(tpusim):
     write("k.py", ("    o_ref[...] = x_ref[...] + left_ref[...]", "    if me == 0:\n        o_ref[...] = x_ref[...]"))
     status, out, _ = tpusim("run", "k.py")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from tpusim.cli.console import make_console, one_line
+from tpusim.cli.console import labelled, make_console, one_line
 from tpusim.cli.options import (
     Chip,
     Cores,
@@ -25,7 +25,7 @@ from tpusim.cli.options import (
 )
 from tpusim.cli.progress import RunProgress
 from tpusim.cli.request import check_writable, make_job
-from tpusim.cli.show import show
+from tpusim.cli.show import show_findings
 from tpusim.errors import OptionError
 from tpusim.job import run_job
 from tpusim.report import write_report
@@ -70,6 +70,10 @@ def report(
         write_report(outcome.result, html, title=file, check=outcome.check.text if outcome.check else None)
     except OSError as error:
         raise OptionError(f"cannot write {html}: {error.strerror}") from None
-    show(make_console(), outcome)
-    typer.echo(f"report       {html}")
+    console = make_console()
+    console.print(labelled(f"time         {outcome.result.time}"))
+    if outcome.check is not None:
+        console.print(labelled(f"result       {outcome.check.text}"))
+    show_findings(console, outcome.findings)
+    console.print(labelled(f"report       {html}"))
     raise typer.Exit(outcome.status)

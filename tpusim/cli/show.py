@@ -30,7 +30,7 @@ def show(console: Console, outcome: Outcome) -> None:
         console.print(labelled(f"result       {outcome.check.text}{against}", _STYLES[outcome.check.verdict]))
     for line in rest:
         console.print(labelled(line))
-    _show_findings(console, outcome.findings, is_alone=result is None)
+    show_findings(console, outcome.findings, is_alone=result is None)
     if outcome.fault is not None:
         console.print(styled(outcome.fault, "red"))
     if result is not None:
@@ -60,7 +60,8 @@ def _show_printed(console: Console, printed: Sequence[str]) -> None:
         console.print(styled(f"... and {len(printed) - _MOST_PRINTED} more lines that the kernel printed", "dim"))
 
 
-def _show_findings(console: Console, findings: Sequence[Finding], *, is_alone: bool) -> None:
+def show_findings(console: Console, findings: Sequence[Finding], *, is_alone: bool = False) -> None:
+    """Each finding with its text; ``is_alone``: they come from before a run."""
     if not findings:
         if not is_alone:
             console.print(labelled("findings     none"))
