@@ -76,7 +76,7 @@ def interpret(case: Case) -> dict[str, Any]:
     from jax.experimental.pallas import tpu as pltpu
 
     built = case.build(case.cpu_mesh())
-    with pltpu.force_tpu_interpret_mode():
+    with pltpu.force_tpu_interpret_mode(), jax.sharding.use_abstract_mesh(_tpu_mesh(case)):
         try:
             got, first = timed(lambda: jax.block_until_ready(jax.jit(built.fn)(*built.arrays)))
         except Exception as error:  # noqa: BLE001  # whatever it is, it is the outcome
@@ -85,6 +85,14 @@ def interpret(case: Case) -> dict[str, Any]:
         _, second = timed(lambda: jax.block_until_ready(jax.jit(built.fn)(*built.arrays)))
     wrong = judge(built, got)
     return {"outcome": "wrong" if wrong else "right", "why": wrong, "first": first, "second": second}
+
+
+def _tpu_mesh(case: Case) -> Any:
+    """A mesh that tells code which asks for the kind of TPU; interpret mode itself says "cpu"."""
+    import jax
+
+    chip = jax.sharding.AbstractDevice({"v7x": "TPU7x"}.get(name := case.slice.split(":")[0], f"TPU {name}"), 1, "tpu")
+    return jax.sharding.AbstractMesh((), (), abstract_device=chip)
 
 
 def judge(built: Built, got: Any) -> str:
@@ -106,7 +114,7 @@ def child(package: str, name: str, way: str) -> None:
 def run_child(package: str, name: str, way: str, timeout_s: float) -> dict[str, Any]:
     """One case one way in a process of its own."""
     command = [sys.executable, __file__, "--child", package, name, way]
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_TRACEBACK_FILTERING": "off"}
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=environment, check=False)
     except subprocess.TimeoutExpired:

@@ -41,7 +41,8 @@ def tgmm_v2(mesh: Any) -> Built:
     left, right = normal(rng(), (512, 256), jnp.bfloat16), normal(rng(), (512, 256), jnp.bfloat16) + 1
     bounds = pairwise(np.concatenate([[0], np.cumsum(sizes)]))
     want = np.stack([left[a:b].astype(np.float32).T @ right[a:b].astype(np.float32) for a, b in bounds])
-    return Built(partial(kernel, num_actual_groups=4), (left, right, sizes), want, tolerance=2e-2)
+    fn = partial(kernel, num_actual_groups=4, preferred_element_type=jnp.float32)
+    return Built(fn, (left, right, sizes), want, tolerance=2e-2)
 
 
 def ragged_gather(mesh: Any) -> Built:
