@@ -28,9 +28,10 @@ So it is where a kernel reads the value of a semaphore, which may select what it
 
 The argument was compared with an explorer that visits every state of random programs (`tests/proof_oracle.py`).
 
-Cost.  Building is linear in events, 6 us each.  The question is asked for every access that a later one has to
-wait for without having waited for it itself: operations executed x (2 us + 0.5 ns x different stalls), about
-operations x stalls x 0.6 ns where there are thousands; memory is semaphores touched x 4,096 x 4 bytes.
+Cost.  Building is linear in events, 7 us each.  A question is asked for every access that a later one has to come
+after without having waited for it itself: operations x (2 us + 0.6 ns x stalls) for each chunk of 4,096 stalls,
+operations x stalls x 0.8 ns where there are thousands; memory is counters touched x 4,096 x 2 bytes
+(`benchmarks/proof.py`).
 """
 
 from tpusim.judges.proof.proof import PREMISES, Proof, prove

@@ -11,6 +11,7 @@ from tpusim.judges.proof.conflicts import Conflict, Conflicts
 from tpusim.judges.proof.record import Recorder
 from tpusim.judges.proof.report import ProofReport
 from tpusim.judges.proof.witness import Names, Witness, witness_of
+from tpusim.machine.machine import no_collection
 from tpusim.specs import SemaphoreType
 
 if TYPE_CHECKING:
@@ -64,12 +65,14 @@ def prove(recorder: Recorder, machine: Machine) -> Proof:
 
     Deadlocks and what is left on semaphores at exit are the same in every schedule; they are the run's findings.
     """
-    conflicts = Conflicts(recorder, len(machine.cores))
+    with no_collection():
+        conflicts = Conflicts(recorder, len(machine.cores))
+        unordered = conflicts.unordered()
     report = ProofReport(machine)
     faults: list[tuple[Finding, Conflict | None]] = [
         (finding, None) for finding in report.overlaps(conflicts.overlapping)
     ]
-    faults += report.findings([*conflicts.unentered, *conflicts.unordered()])
+    faults += report.findings([*conflicts.unentered, *unordered])
     faults += [(finding, None) for finding in report.leaving(conflicts.leaving)]
     premises = list(PREMISES)
     if any(semaphore.spec.kind is SemaphoreType.BARRIER for semaphore in conflicts.left):
