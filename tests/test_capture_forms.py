@@ -158,6 +158,7 @@ def test_a_copy_that_one_call_starts_and_another_waits_for() -> None:
     assert run.result.calls[0].name == "start_kernel"
     assert len(run.result.calls) == 3
     run(x)
+    assert tpusim.pallas.verify(over_mesh(body, mesh(4), P("x"), P("x")), x, calls=2).answer == "proven"
     bare = tpusim.pallas.simulate(over_mesh(body, mesh(4), P("x"), P("x")), data=False)
     bare(x)
     assert bare.result.time == run.result.time
@@ -200,6 +201,8 @@ def test_using_what_is_still_on_its_way() -> None:
         )  # fmt: skip
         return fn(x, y, *semaphores)
 
+    verdict = tpusim.pallas.verify(over_mesh(body, mesh(4), P("x"), P("x")), np.zeros((32, 128), np.float32))
+    assert {str(finding.kind) for finding in verdict.errors} == {"race"}
     run = tpusim.pallas.simulate(over_mesh(body, mesh(4), P("x"), P("x")))
     with pytest.raises(RaceError, match=r"copy from .* meets a copy in flight"):
         run(np.zeros((32, 128), np.float32))
@@ -245,6 +248,8 @@ def test_a_start_without_a_barrier_may_come_too_early() -> None:
         y, *semaphores = fn(x)
         return done(x, y, *semaphores)
 
+    verdict = tpusim.pallas.verify(over_mesh(body, mesh(4), P("x"), P("x")), np.zeros((32, 128), np.float32))
+    assert {str(finding.kind) for finding in verdict.errors} == {"lifetime"}
     run = tpusim.pallas.simulate(over_mesh(body, mesh(4), P("x"), P("x")))
     with pytest.raises(LifetimeError):
         run(np.zeros((32, 128), np.float32))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +31,13 @@ from tpusim import (
 )
 from tpusim import np as jnp
 from tpusim.errors import NotModelledError, OptionError
-from tpusim.findings import Kind
+from tpusim.findings import Kind, Where
 from tpusim.job import Job
 from tpusim.job.verify import verify_job
-from tpusim.judges.proof import PREMISES
+from tpusim.judges.proof import PREMISES, Recorder, prove
 from tpusim.kernel_file import load_file
+from tpusim.options import RunOptions
+from tpusim.session import Session
 from tpusim.verdict import Verdict
 
 FOLDER = Path(__file__).parent.parent / "kernels"
@@ -436,6 +440,67 @@ def test_a_fault_before_the_run_refutes_and_a_gap_raises() -> None:
 
     with pytest.raises(NotModelledError):
         verify(gap, scratch=(REGULAR,))
+
+
+def test_something_left_on_a_semaphore_of_a_scope() -> None:
+    def kernel(x_ref, o_ref):
+        run_scoped(lambda sem: semaphore_signal(sem), REGULAR)
+
+    verdict = verify(kernel)
+    assert (verdict.answer, kinds(verdict)) == ("refuted", ["leak"])
+    assert any(
+        finding.message
+        == "sem is left at 1 on device (0,) when its run_scoped ends: every signal and every copy needs "
+        "its wait."
+        for finding in verdict.errors
+    )
+
+
+def test_two_cores_that_wait_for_one_semaphore() -> None:
+    recorder = Recorder()
+    options = RunOptions.of({"mesh": {"x": 2}, "checks": "none", "on_finding": "record"})
+    machine = Session(options, ["x"], observers=[recorder]).machine
+    call = machine.new_call("program")
+    call.add_semaphores("shared", REGULAR, ())
+    shared = call.semaphores[0][0][0]
+
+    def steps(core: Any) -> Iterator[None]:
+        call.enter(core.device)
+        if core.device == 0:
+            core.signal(shared, 2, Where("program", 1))
+        else:
+            core.delay(5_000_000, Where("program", 2))
+        if not core.wait(shared, 1, Where("program", 3)):
+            yield
+        machine.exit(core)
+
+    for core in machine.cores:
+        machine.launch(core, partial(next, steps(core), None))
+    machine.run()
+    proof = prove(recorder, machine)
+    assert proof.doubts == [
+        "P2: several cores wait for shared of device (0,): who of them takes what depends on the schedule."
+    ]
+    assert [str(finding.kind) for finding, _ in proof.faults] == []
+
+
+@pytest.mark.jax
+def test_a_captured_program_that_a_fault_stops() -> None:
+    pytest.importorskip("jax")
+    from capturing import call
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import tpu as pltpu
+
+    import tpusim
+
+    def kernel(x_ref: Any, o_ref: Any) -> None:
+        barrier = pltpu.get_barrier_semaphore()
+        pl.semaphore_signal(barrier, 1)
+        pl.semaphore_wait(barrier, 1)
+        o_ref[...] = x_ref[...]
+
+    verdict = tpusim.pallas.verify(call(kernel, ((8, 128), np.float32)), tiles(1))
+    assert (verdict.answer, kinds(verdict)) == ("refuted", ["collective-id"])
 
 
 @pytest.mark.parametrize("name", ["checks", "on_finding", "schedule", "faults", "replay"])

@@ -84,6 +84,8 @@ class Run:
         self.repeats: list[list[Any]] = []
         """What it returned all times but the last."""
         self._results: list[Any] = []
+        self.is_over = False
+        """Whether the program came to its end."""
         self.instances: dict[Any, KernelInstance] = {}
         self.meetings: dict[Any, Rendezvous] = {}
         self.handed = HandedArrays()
@@ -120,9 +122,10 @@ class Run:
             [value.whole() if isinstance(value, Distributed) else value for value in results]
             for results in host.results
         ]
+        self.is_over = True
 
     def _outputs(self, values: Sequence[Any]) -> tuple[Any, ...] | None:
-        if values and all(value is None for value in values):
+        if not self.is_over or (values and all(value is None for value in values)):
             return None
         arrays = tuple(None if value is None else host_array(value) for value in values)
         for number, array in enumerate(arrays):
