@@ -140,6 +140,50 @@ def test_holding_one_leg_is_among_what_finds_wrong_data():
                           file.reference(*arrays, devices=4))  # fmt: skip
 
 
+POLLS = """
+import numpy as np
+import tpusim
+from tpusim import HBM, VMEM, SemaphoreType, ShapeDtypeStruct, when
+
+TILE = ShapeDtypeStruct((8, 128), "float32")
+
+@tpusim.kernel(out_shape=TILE, in_specs=HBM, scratch_shapes=(VMEM((8, 128), "float32"), SemaphoreType.DMA))
+def kernel(x_ref, o_ref, buffer, sem):
+    copy = tpusim.make_async_copy(x_ref, buffer, sem)
+    copy.start()
+    tpusim.delay(10_000)
+    seen = tpusim.semaphore_read(sem)
+    copy.wait()
+
+    @when(seen > 0)
+    def _():
+        o_ref[...] = buffer[...]
+
+    @when(seen == 0)
+    def _():
+        o_ref[...] = buffer[...] * 0.0
+
+def inputs(devices=1):
+    return np.ones((8 * devices, 128), np.float32)
+
+def reference(x, *, devices=1):
+    return x
+"""
+
+
+def test_verify_explores_what_it_cannot_prove(tpusim, tmp_path):
+    path = tmp_path / "polls.py"
+    path.write_text(POLLS)
+    status, out, _ = tpusim("verify", path, "--slice", "v5e:1x1", "--runs", 6, "--json", "-")
+    made = json.loads(out)
+    assert (status, made["answer"]) == (1, "not-proven")
+    assert made["explored"]["wrong"][0]["text"].startswith("wrong data: 1024 of 1024 values differ; ")
+    token = made["explored"]["wrong"][0]["token"]
+    assert tpusim("run", path, "--slice", "v5e:1x1", "--replay", token)[0] == 1
+    assert tpusim("run", path, "--slice", "v5e:1x1")[0] == 0
+    assert tpusim("verify", path, "--slice", "v5e:1x1", "--runs", 0)[0] == 3
+
+
 def test_at_least_one_run():
     with pytest.raises(OptionError, match=r"^explore needs at least one run, not 0$"):
         explore(lambda schedule: Trial(None), 0)

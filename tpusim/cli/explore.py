@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from tpusim.cli.console import labelled, make_console, one_line, styled
 from tpusim.cli.options import (
@@ -29,7 +30,7 @@ from tpusim.cli.request import check_writable, make_job
 from tpusim.cli.run import quiet_for, write_json
 from tpusim.errors import OptionError
 from tpusim.explore import Exploration, Trial, explore
-from tpusim.job import Outcome, Status, run_job
+from tpusim.job import Job, Outcome, Status, run_job
 from tpusim.job.check import compare
 
 _MOST_SHOWN = 10
@@ -62,23 +63,32 @@ def explore_(
     job = make_job(
         file, slice=slice_, mesh=mesh, shape=shape, dtype=dtype, seed=seed, param=param, set=set_, layout=layout,
         cores=cores, chip=chip, max_time=max_time, max_events=max_events, faults=fault, replay=replay,
-        on_finding="record",
     )  # fmt: skip
     check_writable(json_file)
+    with quiet_for(json_file):
+        made, first = explore_job(job, 1 if replay is not None else runs)
+    console = make_console(sys.stderr if json_file == "-" else sys.stdout)
+    if first.result is not None:
+        console.print(styled(first.result.summary[0], "bold"))
+    elif first.status is Status.NOT_POSSIBLE:
+        raise OptionError(one_line(first.problem))
+    show_exploration(console, made)
+    if json_file is not None:
+        write_json({"file": file, **made.as_dict()}, json_file)
+    status = first.status
+    raise typer.Exit(status if status is Status.NOT_POSSIBLE else Status.RIGHT if made.ok else Status.WRONG)
+
+
+def explore_job(job: Job, runs: int) -> tuple[Exploration, Outcome]:
+    """Run a job under ``runs`` schedules, or under the one it replays; also its first outcome."""
     outcomes: list[Outcome] = []
 
     def trial(schedule: str) -> Trial:
-        options = job.options if replay is not None else {**job.options, "schedule": schedule}
-        outcomes.append(run_job(replace(job, options=options)))
+        how = {} if "replay" in job.options else {"schedule": schedule}
+        outcomes.append(run_job(replace(job, options={**job.options, **how, "on_finding": "record"})))
         return _trial(outcomes)
 
-    with quiet_for(json_file):
-        made = explore(trial, 1 if replay is not None else runs, seed or 0)
-    _show(make_console(sys.stderr if json_file == "-" else sys.stdout), made, outcomes[0])
-    if json_file is not None:
-        write_json({"file": file, **made.as_dict()}, json_file)
-    status = outcomes[0].status
-    raise typer.Exit(status if status is Status.NOT_POSSIBLE else Status.RIGHT if made.ok else Status.WRONG)
+    return explore(trial, runs, job.options.get("seed", 0)), outcomes[0]
 
 
 def _trial(outcomes: list[Outcome]) -> Trial:
@@ -97,11 +107,8 @@ def _trial(outcomes: list[Outcome]) -> Trial:
     return Trial(last.result, last.findings, problem)
 
 
-def _show(console: Any, made: Exploration, first: Outcome) -> None:
-    if first.result is not None:
-        console.print(styled(first.result.summary[0], "bold"))
-    elif first.status is Status.NOT_POSSIBLE:
-        raise OptionError(one_line(first.problem))
+def show_exploration(console: Console, made: Exploration) -> None:
+    """What was tried, and what was wrong with the token that shows it again."""
     console.print(labelled(f"explored     {made.text}", "green" if made.ok else "red"))
     for wrong in made.wrong[:_MOST_SHOWN]:
         console.print(styled(wrong.text, "red"))

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from tpusim.cli.console import labelled, make_console, one_line, styled
+from tpusim.cli.explore import explore_job, show_exploration
 from tpusim.cli.options import (
     Calls,
     Chip,
@@ -53,13 +54,15 @@ def verify(
     max_time: Annotated[float | None, typer.Option(help="Most simulated microseconds.")] = None,
     max_events: Annotated[int | None, typer.Option(help="Most events, and most operations of one core.")] = None,
     chip: Chip = None,
+    runs: Annotated[int, typer.Option(min=0, help="Schedules to explore where nothing is proven.")] = 30,
     json_file: JsonFile = None,
 ) -> None:
     """Prove or refute that a kernel is right in every schedule.
 
     Looked for are deadlocks, leaks, races and lifetime faults; the data of one run are compared with
-    reference().  Exit status: 0 proven; 1 refuted; 2 bad arguments; 3 not proven, or not possible on this
-    computer.
+    reference().  Where the proof does not apply, --runs schedules are explored instead.  Exit status: 0
+    proven; 1 refuted, or wrong in an explored schedule; 2 bad arguments; 3 not proven, or not possible on
+    this computer.
     """
     check_writable(json_file)
     job = make_job(
@@ -68,10 +71,18 @@ def verify(
     )  # fmt: skip
     with quiet_for(json_file):
         verdict, outcome = verify_job(job)
-    _show(make_console(sys.stderr if json_file == "-" else sys.stdout), verdict, outcome)
+        is_complete = outcome.result is not None and outcome.result.is_complete
+        is_open = verdict.answer == "not-proven" and is_complete and runs
+        explored = explore_job(job, runs)[0] if is_open else None
+    console = make_console(sys.stderr if json_file == "-" else sys.stdout)
+    _show(console, verdict, outcome)
+    if explored is not None:
+        show_exploration(console, explored)
     if json_file is not None:
-        write_json({"file": file, **verdict.as_dict(), "error": outcome.fault or outcome.not_possible}, json_file)
-    raise typer.Exit(Status.WRONG if outcome.fault is not None else _STATUS[verdict.answer])
+        found = {"error": outcome.fault or outcome.not_possible, "explored": explored and explored.as_dict()}
+        write_json({"file": file, **verdict.as_dict(), **found}, json_file)
+    is_wrong = outcome.fault is not None or (explored is not None and not explored.ok)
+    raise typer.Exit(Status.WRONG if is_wrong else _STATUS[verdict.answer])
 
 
 def _show(console: Console, verdict: Verdict, outcome: Outcome) -> None:
