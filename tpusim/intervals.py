@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 COMPUTE_SHARE = 0.04
 """Part by which compute is off where its cycles are the compiler's own."""
+COMPUTE = "compute cost"
+"""The name under which the interval of the default compute cost is listed."""
 FLOOR_PS = 300_000
 """What a short run is off by, whatever its numbers."""
 MOST_SINGLY = 60_000
@@ -88,7 +90,21 @@ def interval_of(log: EventLog, cores: tuple[Core, ...], place: Place, time: Dura
     busiest = max((core.compute_ps for core in cores), default=0)
     floor = (FLOOR_PS, round(COMPUTE_SHARE * min(busiest, time)))
     used = used_numbers(log, place)
-    return spread(recording.time_ps, place.chip, used, floor, singly=recording.operations <= MOST_SINGLY)
+    scales = compute_scales(log, cores)
+    ends = [recording.time_ps(place.chip, compute=scale) for scale in scales] if scales is not None else []
+    singly = recording.operations <= MOST_SINGLY
+    return spread(recording.time_ps, place.chip, used, floor, singly=singly, compute_ends=ends)
+
+
+def compute_scales(log: EventLog, cores: tuple[Core, ...]) -> tuple[float, float] | None:
+    """By what the compute of a run may be shorter and longer; ``None`` where its cycles are not estimates."""
+    ranges = cores[0].machine.compute_ranges if cores else {}
+    total = low = high = 0
+    for compute in log.computes:
+        duration = compute.to_ps - compute.from_ps
+        least, most = ranges.get(duration, (duration, duration))
+        total, low, high = total + duration, low + least, high + most
+    return (low / total, high / total) if ranges and total else None
 
 
 def spread(
@@ -98,10 +114,12 @@ def spread(
     floor: Sequence[int],
     *,
     singly: bool = True,
+    compute_ends: Sequence[float] = (),
 ) -> Interval:
     """The interval of anything that takes ``time_ps`` on a chip and uses some of its numbers.
 
-    ``floor``: picoseconds by which it is off whatever the numbers, each for a reason of its own.
+    ``floor``: picoseconds by which it is off whatever the numbers, each for a reason of its own.  ``compute_ends``:
+    what it takes with the least and the most compute, where that is an estimate.
     """
     time = time_ps(chip)
     moved = {path: quantity for path, quantity in used.items() if quantity.low is not None or quantity.high is not None}
@@ -110,11 +128,13 @@ def spread(
     else:
         all_ends = ({p: q.interval[is_slow != _is_speed(q)] for p, q in moved.items()} for is_slow in (False, True))
         ends = {"": [time_ps(chip.with_values(values)) for values in all_ends]}
+    if compute_ends:
+        ends[COMPUTE] = list(compute_ends)
     effects = []
     for path, times in ends.items():
         shorter, longer = max(0, round(time - min(times))), max(0, round(max(times) - time))
         if shorter or longer:
-            effects.append(Effect(path, basis_name(used[path]) if path else "", shorter, longer))
+            effects.append(Effect(path, basis_name(used[path]) if path in used else "compiler", shorter, longer))
     effects.sort(key=lambda effect: -effect.size_ps)
     low = round(time) - _quadrature(*(effect.shorter_ps for effect in effects), *floor)
     high = round(time) + _quadrature(*(effect.longer_ps for effect in effects), *floor)

@@ -9,6 +9,7 @@ from math import prod
 from typing import Any, Literal
 
 from tpusim.chips import ChipSpec, load_chip
+from tpusim.chips.profiles import COMPILER, compiler_profile
 from tpusim.errors import OptionError
 from tpusim.faults import Fault, parse_faults
 from tpusim.schedules import Schedule, check_schedule, make_schedule, split_token
@@ -25,7 +26,8 @@ class RunOptions:
     ``layout``: how the mesh lies on the slice: ``auto``, ``ring``, ``row-major`` or chip coordinates.
     ``cores``: ``megacore`` or ``split`` (v4, v5p).  ``seed``: of everything random in a run.
     ``set``: overrides of chip numbers, ``{"ici.link_bandwidth": 90e9}``.  ``chip``: an own TOML file, or
-    a ``ChipSpec``, whose numbers are then not overridden.
+    a ``ChipSpec``, whose numbers are then not overridden, or ``compiler``: the slice's chip as the TPU compiler sees it
+    (:mod:`tpusim.chips.profiles`).
     ``data``: carry array contents.  ``on_finding``: ``raise`` or ``record``.
     ``checks``: ``observed`` looks for races on the observed schedule; ``none`` does not and is faster, and
     reports only an access to what a copy has in flight at that very moment.
@@ -128,6 +130,8 @@ class RunOptions:
 
     def chip_spec(self, name: str) -> ChipSpec:
         """The chip ``name``, or one's own, with the overrides."""
+        if self.chip == COMPILER:
+            return compiler_profile(name, dict(self.set))
         return self.chip if isinstance(self.chip, ChipSpec) else load_chip(self.chip or name, dict(self.set))
 
     def place(self, axes: Sequence[str]) -> Place:

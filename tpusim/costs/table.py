@@ -3,10 +3,8 @@
 A TensorCore issues one bundle a cycle with a few slots for each unit.  An operation on whole vector registers
 (vregs of 8 x 128 words of 32 bits) takes slots of each unit for every vreg; its cycles are those of the unit that
 runs out first.  Slots and not the compiler's cycles of single operations are what is stored, because slots add up
-when operations are fused and cycles do not.  Fixed latencies are left out: good to about 25 % on large arrays, too
-low on arrays of a few vregs (see ``left_out`` in the table's provenance).
-
-Loads and stores belong to ref accesses and are charged there, by :meth:`CostTable.access_cycles`.
+when operations are fused and cycles do not.  A single operation is priced without its latency, which matters where
+others wait for its result: :mod:`tpusim.costs.estimate` puts operations, loads and stores together.
 """
 
 from __future__ import annotations
@@ -45,6 +43,8 @@ class CostTable:
         """Where the slots come from: libtpu version, date, method."""
         self.capacity: Mapping[str, int] = table["capacity"]
         """Slots of each unit in one cycle."""
+        self.latency: Mapping[str, int] = table["latency"]
+        """Cycles until a first result: ``vector``, ``transcendental``, ``lanes`` (across them), ``transpose``."""
         self._rows: Mapping[str, Mapping[str, Mapping[str, float]]] = table["rows"]
         self._has_16bit_lanes: bool = table["packed_16bit"]
         self._mxu_rate: Mapping[str, int] = table["mxu_rate"]

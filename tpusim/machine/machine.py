@@ -77,6 +77,8 @@ class Machine(Reporting):
         self.events = 0
         self.env = make_clock()
         self.timing = Timing(chip)
+        self.compute_ranges: dict[int, tuple[int, int]] = {}
+        """Duration of a stretch of compute whose cycles are an estimate -> the least and the most it may be (ps)."""
         self.tiling = Tiling({bits: chip.tile(bits)[0] for bits in (32, 16, 8, 4)}, chip.dma.short_run.integer)
         self.tiling.sublanes_by_bits[64] = self.tiling.sublanes_by_bits[32]
         self.wiring = self._wire()

@@ -26,13 +26,22 @@ class Piece:
     A load or store adds to what is owed; an operation pays it.
     """
 
-    __slots__ = ("_charged", "_costs", "_mixture", "_next", "_timing", "length", "owed_ps")
+    __slots__ = ("_charged", "_costs", "_mixture", "_next", "_ranges", "_timing", "length", "owed_ps")
 
-    def __init__(self, timing: Timing, mixture: Mixture | None = None, charged: int = 0, length: int = 0) -> None:
+    def __init__(
+        self,
+        timing: Timing,
+        ranges: dict[int, tuple[int, int]],
+        mixture: Mixture | None = None,
+        charged: int = 0,
+        length: int = 0,
+    ) -> None:
+        """``ranges`` gets what each charge may be at least and at most, see ``Machine.compute_ranges``."""
         self._timing = timing
         self._costs: CostTable = timing.costs
         self._mixture = mixture or Mixture(timing.costs)
         self._charged = charged
+        self._ranges = ranges
         self._next: dict[Any, tuple[Piece, int]] = {}
         self.length = length
         owed = self._mixture.estimate().mid - charged if length else 0
@@ -45,7 +54,7 @@ class Piece:
         if found is None:
             mixture = self._mixture.copy()
             mixture.access(dtype, shape, is_store=is_store)
-            found = self._next[key] = Piece(self._timing, mixture, self._charged + 1, self.length + 1), 0
+            found = self._next[key] = Piece(self._timing, self._ranges, mixture, self._charged + 1, self.length + 1), 0
         return found[0]
 
     def operation(self, op: str, dtype: np.dtype[Any], shapes: Any, out_shape: Any) -> tuple[Piece, int]:
@@ -55,9 +64,12 @@ class Piece:
         if found is None:
             mixture = self._mixture.copy()
             mixture.operation(op, dtype, shapes, out_shape)
-            cycles = max(1, mixture.estimate().mid - self._charged)
-            after = Piece(self._timing, mixture, self._charged + cycles, self.length + 1)
-            found = self._next[key] = after, self._timing.cycles(cycles)
+            low, mid, high = mixture.estimate()
+            cycles = max(1, mid - self._charged)
+            price = self._timing.cycles(cycles)
+            self._ranges[price] = (round(price * low / mid), round(price * high / mid))
+            after = Piece(self._timing, self._ranges, mixture, self._charged + cycles, self.length + 1)
+            found = self._next[key] = after, price
         return found
 
     @property

@@ -90,7 +90,7 @@ class Program:
         self.axis_sizes = session.place.axis_sizes
         self.sizes = tuple(self.axis_sizes.values())
         self.mesh_text = ", ".join(f"{axis}={size}" for axis, size in self.axis_sizes.items())
-        self.idle = Piece(self.machine.timing)
+        self.idle = Piece(self.machine.timing, self.machine.compute_ranges)
         """The work of a core that has done nothing since others could see it."""
         self.one_axis_size = self.sizes[0] if len(self.sizes) == 1 else 0
         """Devices that one integer names; 0 on several axes."""

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from tpusim.costs import CostTable
 from tpusim.declare import unused_collective_id
 from tpusim.errors import FindingError
 from tpusim.findings import Kind, Where
@@ -68,18 +67,21 @@ class CapturedKernel:
             self._segments = [s.function() if self.data or s.is_known else None for s in self.lowered.segments]
         return self._segments
 
-    def program(self, items: Sequence[BufferSpec | SemaphoreSpec], timing: Timing, share: int, is_exact: bool) -> Any:
+    def program(
+        self,
+        items: Sequence[BufferSpec | SemaphoreSpec],
+        timing: Timing,
+        share: int,
+        is_exact: bool,
+        ranges: dict[int, tuple[int, int]],
+    ) -> Any:
         """What runs on each device, for these buffers and semaphores; the last one again where they are the same."""
         lowered = self.lowered
         wholes = [item.whole if isinstance(item, BufferSpec) else None for item in items]
         positions = [item.position for item in items]
         known, at, found = self._bound
         if found is None or positions != at or any(new is not old for new, old in zip(wholes, known, strict=True)):
-            cycles = _cycles(lowered.works, timing.costs, is_exact)
-            prices = [
-                timing.cycles((count - work.accesses) / share)
-                for count, work in zip(cycles, lowered.works, strict=True)
-            ]
+            prices = _prices(lowered.works, timing, share, is_exact, ranges)
             found = self.bind(positions, wholes, self.segments(), lowered.sites, lowered.consts, prices)
             self._bound = wholes, positions, found
         return found
@@ -114,12 +116,21 @@ def holdable(contents: KernelCall) -> dict[int, bool]:
     return {slot: slot >= outputs for slot in range(contents.num_prefetch, count) if slot not in aliased}
 
 
-def _cycles(works: Sequence[Work], costs: CostTable, is_exact: bool) -> list[int]:
+def _prices(
+    works: Sequence[Work], timing: Timing, share: int, is_exact: bool, ranges: dict[int, tuple[int, int]]
+) -> list[int]:
+    """Picoseconds of each piece of work beside the issue of its accesses; ``ranges`` gets those of estimates."""
     if is_exact:
         from tpusim.pallas.exact import exact_cycles
 
-        return exact_cycles(works, costs)
-    return [work.estimate(costs).mid for work in works]
+        cycles = exact_cycles(works, timing.costs)
+        return [timing.cycles((n - work.accesses) / share) for n, work in zip(cycles, works, strict=True)]
+    prices = []
+    for work in works:
+        low, mid, high = (timing.cycles((n - work.accesses) / share) for n in work.estimate(timing.costs))
+        ranges[mid] = (low, high)
+        prices.append(mid)
+    return prices
 
 
 class KernelInstance:
@@ -181,7 +192,7 @@ class KernelInstance:
         cores = timing.chip.core.tensorcores_per_chip.integer // machine.slice.devices_per_chip
         self.share = cores if any(contents.parallel) else 1
         self.control_ps = control_ps(timing, len(contents.grid), self.share)
-        self.program = kernel.program(items, timing, self.share, is_exact)
+        self.program = kernel.program(items, timing, self.share, is_exact, machine.compute_ranges)
 
     def run(self, core: Core, suspend: Suspend, values: Sequence[Any]) -> list[Any]:
         """The kernel on one device: operand arrays in, result arrays out (``None`` without data)."""

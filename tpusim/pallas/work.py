@@ -76,10 +76,11 @@ class Work:
     def estimate(self, costs: CostTable) -> Estimate:
         """Cycles on a chip by the slots of all its equations together."""
         mixture = Mixture(costs)
+        sources = {v: e.invars[0] for e in self.eqns if e.primitive.name == "broadcast_in_dim" for v in e.outvars}
         for var in self.arrays:
             mixture.access(_dtype(var), tuple(var.aval.shape), is_store=False)
         for eqn in self.eqns:
-            _mix(mixture, eqn, 1)
+            _mix(mixture, eqn, 1, sources)
         for var in self.escapes:
             mixture.access(_dtype(var), tuple(var.aval.shape), is_store=True)
         return mixture.estimate()
@@ -128,8 +129,8 @@ def _shape(var: Any) -> tuple[int, ...]:
     return tuple(int(dim) for dim in getattr(var.aval, "shape", ()))
 
 
-def _mix(mixture: Mixture, eqn: Any, times: int) -> None:
-    """Add an equation, as often as it runs."""
+def _mix(mixture: Mixture, eqn: Any, times: int, sources: Mapping[Any, Any]) -> None:
+    """Add an equation, as often as it runs; ``sources``: what variables were broadcast from."""
     name = eqn.primitive.name
     if name in ("get", "masked_load"):
         mixture.access(_dtype(eqn.outvars[0]), _shape(eqn.outvars[0]), is_store=False)
@@ -149,12 +150,17 @@ def _mix(mixture: Mixture, eqn: Any, times: int) -> None:
         repeat = times * int(eqn.params.get("length", 1)) if name == "scan" else times
         for jaxpr in inner:
             for sub in jaxpr.eqns:
-                _mix(mixture, sub, repeat)
+                _mix(mixture, sub, repeat, {})
         return
     out = eqn.outvars[0].aval
     if not hasattr(out, "shape") or not isinstance(out.dtype, np.dtype):
         return
     dtype = next((v.aval.dtype for v in eqn.invars if isinstance(getattr(v.aval, "dtype", None), np.dtype)), out.dtype)
+    if name == "div" and not isinstance(eqn.invars[1], internals.Literal) and eqn.invars[1] in sources:
+        # equal registers are divided by once: reciprocals of what was broadcast, and a product
+        divisor = _shape(sources[eqn.invars[1]])
+        mixture.operation("div", dtype, (divisor, divisor), divisor, times=times)
+        name = "mul"
     shapes = matmul_shapes(eqn) if name == "dot_general" else tuple(_shape(v) for v in eqn.invars)
     axes = eqn.params.get("axes") or eqn.params.get("broadcast_dimensions") or eqn.params.get("permutation")
     mixture.operation(
