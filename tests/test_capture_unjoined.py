@@ -256,3 +256,12 @@ def test_devices_that_need_an_array_of_one_that_is_stuck() -> None:
         "devices (0,)-(1,), (3,) each wait in an operation that needs a whole array, which device (2,) never reaches"
         in text
     )
+
+
+def test_every_schedule_knows_meetings_and_unjoined_calls() -> None:
+    unjoined = tpusim.pallas.verify(lambda x: mapped(permit)(mapped(permit)(SLOW[2](x))), X)
+    assert unjoined.answer == "refuted"
+    assert any("lifetime" in reason and "in call 2 of 3" in reason for reason in unjoined.reasons)
+    joined = mapped(lambda x: permit(lax.psum(permit(lax.psum(slow_on(2, x), "x")), "x")))
+    assert tpusim.pallas.verify(joined, X).answer == "proven"
+    assert tpusim.pallas.verify(lambda x: SLOW[1](jnp.roll(SLOW[0](x), 8, 0)), X).answer == "proven"
