@@ -222,27 +222,31 @@ def test_a_view_races_like_the_memory_it_covers() -> None:
         run(partial(kernel, row=1), ((8, 128), np.float32), X, **options)
 
 
+TILES = np.arange(16 * 8 * 128, dtype=np.float32).reshape(16, 8, 128)
+
+
 @pytest.mark.parametrize("meets", [False, True])
 def test_a_part_of_a_reshaped_ref_that_is_no_box(meets: bool) -> None:
-    """Every other half of a row: a copy into the others is not in its way."""
+    """Tiles 3 to 5 of rows of four: a store to tile 7, in the box around them, is not in their way."""
 
     def kernel(x_ref: Any, o_ref: Any, v: Any, sem: Any) -> None:
-        columns = v.reshape(16, 2, 64)
-        copy = pltpu.make_async_copy(x_ref.at[0, :, 0:64], columns.at[:, 0], sem)
+        flat = v.reshape(16, 8, 128)
+        flat[...] = jnp.zeros((16, 8, 128))
+        copy = pltpu.make_async_copy(x_ref.at[3:6], flat.at[3:6], sem)
         copy.start()
-        columns[2:14, 0 if meets else 1] = jnp.ones((12, 64))  # meanwhile
+        flat[4 if meets else 7] = jnp.ones((8, 128))  # meanwhile
         copy.wait()
-        v[0:1] = jnp.zeros((1, 128))
-        o_ref[...] = v[...]
+        o_ref[...] = flat[...]
 
-    options = {"spaces": ["hbm"], "scratch": [pltpu.VMEM((16, 128), jnp.float32), DMA(())]}
+    options = {"spaces": ["hbm"], "scratch": [pltpu.VMEM((4, 4, 8, 128), jnp.float32), DMA(())]}
     if meets:
-        with pytest.raises(RaceError, match=r"store to v.reshape\(16, 2, 64\)\[2:14, 0\].* meets a copy in flight"):
-            run(kernel, ((16, 128), np.float32), X, **options)
+        with pytest.raises(RaceError, match=r"store to v.reshape\(16, 8, 128\)\[4\].* meets a copy in flight"):
+            run(kernel, ((16, 8, 128), np.float32), TILES, **options)
     else:
-        out = run(kernel, ((16, 128), np.float32), X, **options)
-        np.testing.assert_array_equal(out[2:14, 64:], np.ones((12, 64)))
-        np.testing.assert_array_equal(out[1:, :64], X[0, 1:, :64])
+        out = run(kernel, ((16, 8, 128), np.float32), TILES, **options)
+        want = np.zeros_like(TILES)
+        want[3:6], want[7] = TILES[3:6], 1
+        np.testing.assert_array_equal(out, want)
 
 
 @pytest.mark.parametrize("verb", ["load", "store"])
@@ -296,18 +300,18 @@ def test_a_mask_that_selects_nothing_touches_nothing() -> None:
 
 
 def test_a_copy_to_a_part_that_is_no_box_leaves_what_lies_between() -> None:
-    """It does not overwrite the whole box: an unwaited copy between its parts is still a race later."""
+    """It does not overwrite the box around it: an unwaited copy to another part of that is still a race later."""
 
     def kernel(x_ref: Any, o_ref: Any, v: Any, sem: Any, other: Any) -> None:
-        columns = v.reshape(16, 2, 64)
-        left = pltpu.async_copy(x_ref.at[0, :, 0:64], columns.at[:, 0], sem)
-        pltpu.async_copy(x_ref.at[0, :, 64:128], columns.at[:, 1], other).wait()
-        o_ref[...] = v[...]  # the left half may not be there
-        left.wait()
+        flat = v.reshape(16, 8, 128)
+        between = pltpu.async_copy(x_ref.at[6], flat.at[6], sem)
+        pltpu.async_copy(x_ref.at[3:6], flat.at[3:6], other).wait()
+        o_ref[...] = flat[...]  # tile 6 may not be there
+        between.wait()
 
-    options = {"spaces": ["hbm"], "scratch": [pltpu.VMEM((16, 128), jnp.float32), DMA(()), DMA(())]}
-    with pytest.raises(RaceError, match="load of v by the core"):
-        run(kernel, ((16, 128), np.float32), X, **options)
+    options = {"spaces": ["hbm"], "scratch": [pltpu.VMEM((4, 4, 8, 128), jnp.float32), DMA(()), DMA(())]}
+    with pytest.raises(RaceError, match=r"load of v.reshape\(16, 8, 128\) "):
+        run(kernel, ((16, 8, 128), np.float32), TILES, **options)
 
 
 def test_an_index_that_leaves_a_view() -> None:
