@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import greenlet
-from race_oracle import ELEMENTS, Op, declare, execute
+from race_oracle import BUFFERS, ELEMENTS, Op, declare, execute
 
 from tpusim.judges.proof import Recorder, ReplayRecorder
 from tpusim.machine.core import Core
@@ -49,6 +49,7 @@ def random_program(rng: random.Random, most: int = 12) -> Program:
     program = Program(devices, calls, [[[] for _ in range(calls)] for _ in range(devices)])
     count, line = rng.randint(4, most), 0
     barrier: dict[int, int] = {}
+    scoped = rng.random() < 0.35
     uses_barrier = rng.random() < 0.6
     drains, goes_wrong = rng.random() < 0.75, rng.random() < 0.15
     for call in range(calls):
@@ -87,6 +88,8 @@ def random_program(rng: random.Random, most: int = 12) -> Program:
             else:
                 op = Op(kind, rng.choice(sorted(ELEMENTS)), rng.randrange(2), line=line)
             program.operations[device][call].append(op)
+        if scoped:
+            _add_scopes(rng, [calls[call] for calls in program.operations], call)
         if drains:
             for (owner, sem), value in sorted(held.items()):
                 if value:
@@ -97,6 +100,28 @@ def random_program(rng: random.Random, most: int = 12) -> Program:
             line += 1
             program.operations[device][-1].append(Op("wait", sem=("barrier", 0), amount=value, line=line))
     return program
+
+
+def _add_scopes(rng: random.Random, operations: list[list[Op]], call: int) -> None:
+    """Give some devices a scope, and let some operations use its buffer."""
+    inside = {}
+    for device, own in enumerate(operations):
+        if len(own) > 1 and rng.random() < 0.6:
+            first, last = sorted(rng.sample(range(len(own) + 1), 2))
+            inside[device] = (first, last)
+    for device, own in enumerate(operations):
+        first, last = inside.get(device, (0, 0))
+        for number, op in enumerate(own):
+            here = first <= number < last
+            if op.kind in ("load", "store") and here and rng.random() < 0.7:
+                own[number] = replace(op, buffer=BUFFERS)
+            elif op.kind == "copy" and (op.target != device or here) and op.target in inside and rng.random() < 0.6:
+                own[number] = replace(op, target_buffer=BUFFERS)
+            elif op.kind == "copy" and here and rng.random() < 0.4:
+                own[number] = replace(op, buffer=BUFFERS)
+    for device, (first, last) in inside.items():
+        operations[device].insert(last, Op("leave"))
+        operations[device].insert(first, Op("enter"))
 
 
 def _copy(rng: random.Random, device: int, devices: int, line: int, held: dict[Any, int]) -> Op:
@@ -163,12 +188,15 @@ class Explored:
 
     ``overlaps``: pairs of (line, leg) of conflicting accesses under way together.  ``outside``: (device, target,
     call) of remote operations that can come before their target has entered.  ``late``: whether a device can leave
-    a call while a copy that uses its memory there is under way.  ``ends``: the states in which nothing can move.
+    a call while a copy that uses its memory there is under way.  ``unscoped`` and ``left``: the same for scopes, of
+    copies to them (device, target, call) and of legs (line, leg).  ``ends``: the states in which nothing can move.
     """
 
     overlaps: set[frozenset[tuple[int, str]]] = field(default_factory=set)
     outside: set[tuple[int, int, int]] = field(default_factory=set)
     late: bool = False
+    unscoped: set[tuple[int, int, int]] = field(default_factory=set)
+    left: set[tuple[int, str]] = field(default_factory=set)
     ends: set[Any] = field(default_factory=set)
     states: int = 0
 
@@ -183,6 +211,8 @@ class Explorer:
         self.exits: list[list[int]] = [[] for _ in range(program.devices)]
         self.accesses: list[Access] = []
         self.copies: dict[int, tuple[int, int, Op]] = {}
+        self.scopes: dict[tuple[int, int], list[int]] = {}
+        """Positions at which a device enters and leaves the scope of a call."""
         for device, calls in enumerate(program.operations):
             own = self.visible[device]
             for call, operations in enumerate(calls):
@@ -190,6 +220,8 @@ class Explorer:
                 for op in operations:
                     if op.kind in VISIBLE:
                         own.append((call, op))
+                    elif op.kind in ("enter", "leave"):
+                        self.scopes.setdefault((device, call), []).append(len(own))
                     self._accesses(device, call, op, len(own) - (op.kind in VISIBLE))
                 self.exits[device].append(len(own))
         self.order = sorted(self.copies)
@@ -257,6 +289,9 @@ class Explorer:
                 is_remote = op.kind in ("copy", "signal") and op.target != device and op.sem[0] != "barrier"
                 if is_remote and at[op.target] <= self.entries[op.target][call]:
                     found.outside.add((device, op.target, call))
+                is_scoped = is_remote and op.kind == "copy" and op.target_buffer == BUFFERS
+                if is_scoped and at[op.target] <= self.scopes[op.target, call][0]:
+                    found.unscoped.add((device, op.target, call))
         for number, line in enumerate(self.order):
             device, call, op = self.copies[line]
             size = len(ELEMENTS[op.part])
@@ -264,6 +299,12 @@ class Explorer:
                 found.late = True
             if 0 <= written[number] < size and at[op.target] >= self.exits[op.target][call]:
                 found.late = True
+            for leg, units, owner, buffer in (
+                ("reader", read[number], device, op.buffer),
+                ("writer", written[number], op.target, op.target_buffer),
+            ):
+                if buffer == BUFFERS and 0 <= units < size and at[owner] >= self.scopes[owner, call][1]:
+                    found.left.add((line, leg))
 
     def _moves(self, state: Any) -> Iterator[Any]:
         at, read, written, values = state

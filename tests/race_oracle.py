@@ -34,6 +34,8 @@ ELEMENTS = {
     "all": {0, 1, 2, 3}, "low": {0, 1}, "high": {2, 3}, "middle": {1, 2}, "even": {0, 2}, "one": {1}, "last": {3},
 }  # fmt: skip
 BUFFERS = 2
+SCOPE = "scope"
+"""A ``run_scoped`` that owns one more buffer, whose number is that of all others plus one."""
 DMAS = 2
 CREDITS = 2
 
@@ -200,6 +202,7 @@ def declare(machine: Machine) -> Call:
     call.add_semaphores("dma", SemaphoreType.DMA, (DMAS,))
     call.add_semaphores("credit", SemaphoreType.REGULAR, (CREDITS,))
     call.add_semaphores("barrier", SemaphoreType.BARRIER, ())
+    call.scope(SCOPE, None, ["scoped"], [VMEM((SIZE,), "int8")])
     return call
 
 
@@ -235,6 +238,10 @@ def execute(operations: Sequence[Op], call: Call, core: Core) -> Iterator[None]:
             core.load(core.buffers[op.buffer], region(op.buffer, op.part), site)
         elif op.kind == "store":
             core.store(core.buffers[op.buffer], region(op.buffer, op.part), site)
+        elif op.kind == "enter":
+            call.enter_scope(call.scopes[SCOPE], device)
+        elif op.kind == "leave":
+            call.leave_scope(call.scopes[SCOPE], device)
         elif op.kind == "delay":
             core.delay(op.amount, site)
         elif op.kind == "signal":

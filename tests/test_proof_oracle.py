@@ -71,6 +71,7 @@ def check(program: Program) -> Explored | None:
         core not in blocked for core in machine.cores
     ]
     calls = {call: number for number, call in enumerate(machine.calls)}
+    line_calls = {op.line: n for own in program.operations for n, ops in enumerate(own) for op in ops}
     amounts = {}
     for semaphore, value in conflicts.left.items():
         if value:
@@ -92,15 +93,30 @@ def check(program: Program) -> Explored | None:
     assert overlaps == explored.overlaps
     # what the judge says without asking about all of them
     found = [*conflicts.unentered, *conflicts.unordered()]
-    races = {frozenset((name(a), name(b))) for a, b in found if not isinstance(a.source, Moved) and a.what is not None}
+    races, ends, outside, unscoped = set(), set(), set(), set()
+    for earlier, later in found:
+        if isinstance(later.source, Moved):
+            ends.add(name(earlier))
+        elif earlier.what is not None:
+            races.add(frozenset((name(earlier), name(later))))
+        else:
+            owner = earlier.source
+            is_scope = owner.is_scope if isinstance(owner, Moved) else owner not in calls
+            call = owner.call if isinstance(owner, Moved) else owner
+            number = calls[call] if call in calls else line_calls[later.source.site.line]
+            (unscoped if is_scope else outside).add((later.device, earlier.device, number))
     assert races <= explored.overlaps
-    assert bool(races) == bool(explored.overlaps)
-    outside = set()
-    for entry, later in found:
-        if entry.what is None:
-            call = entry.source.call if isinstance(entry.source, Moved) else entry.source
-            outside.add((later.device, entry.device, calls[call]))
+    assert ends <= explored.left
     assert outside == explored.outside
+    copies = Explorer(program).copies
+    faults = bool(explored.overlaps or explored.left or explored.unscoped)
+    if not blocked:  # else the run does not show the scopes that its cores would have entered
+        assert bool(races or ends or unscoped) == faults
+    if not explored.left and not explored.unscoped:
+        assert bool(races) == bool(explored.overlaps)
+    # a copy to a scope that the run had left is one that a leave does not wait for
+    gone = {(core, op.target, call) for core, call, op in (copies[line] for line, _ in explored.left)}
+    assert unscoped <= explored.unscoped | gone
     if not blocked and not left and not outside:
         assert not explored.late
     return explored

@@ -394,7 +394,7 @@ def test_a_scope_that_a_neighbour_may_not_have_entered() -> None:
 
     verdict = verify(kernel, devices=4)
     assert kinds(verdict) == ["lifetime"]
-    assert "has entered the run_scoped that owns it" in verdict.errors[0].message
+    assert "is inside the run_scoped that owns it" in verdict.errors[0].message
 
 
 def test_what_a_kernel_reads_from_a_semaphore_may_select_what_it_does() -> None:

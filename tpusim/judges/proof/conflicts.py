@@ -275,7 +275,7 @@ class Conflicts:
         call = home or self._calls[later.device]
         entries: list[tuple[Any, Access | None]] = [(call, self._entries.get((call, target)))]
         for owned in objects:
-            if owned.spec not in self._scoped:
+            if owned.spec not in self._scoped and getattr(owned.spec, "scope", None) is None:
                 continue
             if not isinstance(owned, Semaphore):
                 entries.append((owned, self._entries.get(owned)))

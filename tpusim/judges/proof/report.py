@@ -114,11 +114,15 @@ class ProofReport:
         owner = earlier.source  # where the target never came that far in this run, the call or scoped object itself
         call = owner.call if isinstance(owner, Moved) else owner
         is_scope = owner.is_scope if isinstance(owner, Moved) else not isinstance(owner, Call)
-        what = "run_scoped" if is_scope else "call"
-        during = "" if is_scope else self._during(call)
+        device = self.device(earlier.device)
+        if is_scope:
+            return (
+                f"{self.name(later)}: nothing makes sure that {device} is inside the run_scoped that owns it; it has "
+                "to tell that it has entered it, and to wait before it leaves."
+            )
         return (
-            f"{self.name(later)}{during}: nothing makes sure that {self.device(earlier.device)} has entered the {what} "
-            "that owns it; a barrier or a signal from there has to come first."
+            f"{self.name(later)}{self._during(call)}: nothing makes sure that {device} has entered the call that owns "
+            "it; a barrier or a signal from there has to come first."
         )
 
     def _during(self, call: Call | None) -> str:
