@@ -204,6 +204,19 @@ def test_the_real_compiler_accepts_a_kernel_and_gives_cycles(pallas, chip, tmp_p
     assert found.cycles is None if chip == "v4" else 2000 < found.cycles < 20000
 
 
+@pytest.mark.jax
+def test_a_native_kernel_is_lowered_for_its_mesh():
+    made = tpusim.Kernel(
+        lambda x, o: tpusim.sync_copy(x, o),
+        out_shape=tpusim.ShapeDtypeStruct((8, 128), "float32"),
+        in_specs=(tpusim.HBM,),
+        out_specs=tpusim.HBM,
+    )
+    program = compiler.lower_kernel(made, np.zeros((32, 128), np.float32), {"x": 4}, "v5e")
+    assert program.devices == 4
+    assert "32x128xf32" in program.text
+
+
 @needs_compiler
 @pytest.mark.jax
 def test_the_real_compiler_rejects_what_does_not_fit(pallas, tmp_path):

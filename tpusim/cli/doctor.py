@@ -19,6 +19,8 @@ from tpusim.cli.console import make_console, one_line, styled
 from tpusim.cli.new import STARTER
 from tpusim.errors import TpuSimError
 from tpusim.job import Job, Status, run_job
+from tpusim.kernel_file import load_file
+from tpusim.program import Kernel
 from tpusim.result import Result
 
 _PACKAGES = ("tpusim", "numpy", "simpy", "pydantic", "greenlet", "jax", "libtpu")
@@ -107,9 +109,22 @@ def _interpret(file: str) -> Ability:
 
 
 def _compile(file: str) -> Ability:
-    if version_of("libtpu") is None or find_spec("jax") is None:
+    """The starter kernel for 4 devices of a v5e, by the TPU compiler."""
+    from tpusim.pallas.compiler import compile_kernel, compiler_version
+
+    libtpu = compiler_version()
+    if libtpu is None or find_spec("jax") is None:
         return Ability("compile", False, "needs jax and libtpu, no TPU", "pip install 'tpusim[tpu]'")
-    return Ability("compile", True, f"libtpu {version_of('libtpu')} is here")
+    began = time.monotonic()
+    loaded = load_file(file)
+    if not isinstance(loaded.kernel, Kernel):
+        raise TpuSimError("the starter is no native kernel")
+    compiled = compile_kernel(loaded.kernel, loaded.inputs(devices=4), {"x": 4}, "v5e")
+    if not compiled.is_accepted:
+        return Ability("compile", False, f"libtpu {libtpu}: {compiled.verdict}: {one_line(compiled.error or '')}")
+    return Ability(
+        "compile", True, f"libtpu {libtpu} accepts a kernel for 4 devices in {time.monotonic() - began:.1f} s"
+    )
 
 
 def _tpu(file: str) -> Ability:

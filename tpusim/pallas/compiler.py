@@ -16,16 +16,20 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tpusim.disk_cache import JsonCache, content_key
 from tpusim.errors import OptionError
 from tpusim.topology import Slice
+
+if TYPE_CHECKING:
+    from tpusim.program import Kernel
 
 _TOPOLOGY = {"v7x": "tpu7x"}
 """libtpu's names of chips, where they are not ours."""
@@ -140,6 +144,30 @@ def compile_function(
     return compile_programs([program], chip, **limits)[0]
 
 
+def lower_kernel(
+    kernel: Kernel, arrays: Any, sizes: Mapping[str, int], chip: str, cores_per_device: int = 1
+) -> Program:
+    """A native kernel for GLOBAL ``arrays`` (or their shapes) on a mesh of ``sizes``."""
+    import jax
+
+    mesh = jax.sharding.AbstractMesh(tuple(sizes.values()), tuple(sizes))
+    given = arrays if isinstance(arrays, tuple | list) else (arrays,)
+    shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in map(_with_shape, given)]
+    return lower(kernel.pallas(mesh), shapes, chip)
+
+
+def _with_shape(array: Any) -> Any:
+    import numpy as np
+
+    return array if hasattr(array, "shape") and hasattr(array, "dtype") else np.asarray(array)
+
+
+def compile_kernel(kernel: Kernel, arrays: Any, sizes: Mapping[str, int], chip: str, **limits: Any) -> Compiled:
+    """What the compiler says of a native kernel; arguments as for :func:`lower_kernel` and :func:`compile_programs`."""
+    require_compiler(f"compiling for {chip}")
+    return compile_programs([lambda: lower_kernel(kernel, arrays, sizes, chip)], chip, **limits)[0]
+
+
 def compile_programs(
     programs: Sequence[Program | Source],
     chip: str,
@@ -157,8 +185,9 @@ def compile_programs(
     libtpu = require_compiler(f"compiling for {chip}")
     cache = cache or JsonCache("compiler", _CACHE_VERSION)
     if keys is None:
-        made = [program if isinstance(program, Program) else program() for program in programs]
-        programs, keys = made, [f"{program.devices} {program.text}" for program in made]
+        made = [_made(program) for program in programs]
+        keys = [f"{p.devices} {p.text}" if isinstance(p, Program) else repr(p) for p in made]
+        programs = [p if isinstance(p, Program) else partial(_refuse, p) for p in made]
     names = [content_key(key, chip, libtpu) for key in keys]
     found: dict[str, Compiled] = {}
     for name in dict.fromkeys(names):
@@ -184,6 +213,19 @@ def compile_programs(
             if compiled.verdict in ("accepted", "rejected"):  # the others may depend on this computer
                 cache.put(name, asdict(compiled))
     return [found[name] for name in names]
+
+
+def _made(source: Program | Source) -> Program | Exception:
+    try:
+        return source if isinstance(source, Program) else source()
+    except ImportError:
+        raise
+    except Exception as error:  # noqa: BLE001 - as above
+        return error
+
+
+def _refuse(error: Exception) -> Program:
+    raise error
 
 
 _FIELDS = tuple(Compiled.__dataclass_fields__)
