@@ -16,8 +16,7 @@ import time
 import numpy as np
 
 from tpusim import HBM, VMEM, Kernel, SemaphoreType, ShapeDtypeStruct, ds, fori_loop, make_async_copy, when
-from tpusim.judges.proof import Recorder
-from tpusim.judges.proof import tokens as tokens_module
+from tpusim.judges.proof import Recorder, walk
 from tpusim.judges.proof.conflicts import Conflicts
 from tpusim.kernel_file import load_file
 from tpusim.machine.machine import no_collection
@@ -101,9 +100,9 @@ def main():
         if arguments.only not in name:
             continue
         recorder, devices = recorded(kernel, arrays, slice_)
-        widths = (512, 1_024, 2_048, 4_096, 8_192) if arguments.chunks else (tokens_module.CHUNK,)
+        widths = (512, 1_024, 2_048, 4_096, 8_192) if arguments.chunks else (walk.CHUNK,)
         for width in widths:
-            tokens_module.CHUNK = width
+            walk.CHUNK = width
             times = [measure(recorder, devices) for _ in range(arguments.repeats)]
             build, ask = (statistics.median(row[column] for row in times) for column in (0, 1))
             conflicts = times[0][2]

@@ -13,9 +13,11 @@ import pytest
 from proof_oracle import Explored, Explorer, Program, observe, random_program
 
 from tpusim.judges.proof import Names, is_shown, prove
-from tpusim.judges.proof.conflicts import Access, Conflicts
+from tpusim.judges.proof.accesses import Access
+from tpusim.judges.proof.conflicts import Conflicts
 from tpusim.judges.proof.record import Moved
 from tpusim.judges.proof.tokens import Question
+from tpusim.judges.proof.walk import reached
 from tpusim.machine.dma import Copy
 
 PROGRAMS = int(os.environ.get("TPUSIM_ORACLE_PROGRAMS", "1000"))
@@ -83,7 +85,7 @@ def check(program: Program) -> Explored | None:
     pairs = conflicts.pairs()
     questions = [Question(one.stall, other.device, other.after) for one, other in pairs]
     questions += [Question(other.stall, one.device, one.after) for one, other in pairs]
-    answers = conflicts.system.reached(questions)
+    answers = reached(conflicts.system, questions)
     half = len(pairs)
     overlaps = {
         frozenset((name(one), name(other)))

@@ -15,7 +15,7 @@ import numpy as np
 from tpusim.errors import FindingError, InterruptedRunError, NotModelledError, OptionError
 from tpusim.findings import Finding, Kind, Severity
 from tpusim.judges.proof import PREMISES, Names, Proof, Recorder, ReplayRecorder, Witness, is_shown, prove
-from tpusim.judges.proof.conflicts import Conflict
+from tpusim.judges.proof.accesses import Conflict
 from tpusim.observe import Observer
 from tpusim.result import Result
 from tpusim.verdict import Answer, Verdict

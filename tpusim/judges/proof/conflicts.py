@@ -13,10 +13,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from tpusim.judges.proof.accesses import Access, Cell, Conflict
 from tpusim.judges.proof.record import Met, Moved, Peeked, Recorder, Signalled, Touched
-from tpusim.judges.proof.tokens import Core, Leg, Question, Stall, TokenSystem
+from tpusim.judges.proof.tokens import Core, Leg, Question, TokenSystem
+from tpusim.judges.proof.walk import reached
 from tpusim.machine.dma import Copy
 from tpusim.machine.semaphores import Semaphore
 from tpusim.specs import SemaphoreType
@@ -24,62 +26,6 @@ from tpusim.specs import SemaphoreType
 if TYPE_CHECKING:
     from tpusim.machine.calls import Call
     from tpusim.machine.memory import Buffer, Region
-
-
-class Access:
-    """A load or store of a core, a leg of a copy, a signal, or the entry into a call or scope or its end.
-
-    It has begun once ``device`` has executed its operation ``after`` (-1: at once), and does not end while
-    ``stall`` lasts.  ``source``: the event.  ``what`` is the semaphore or the region it touches.  ``waiter`` and
-    ``settled``: for a leg, the core and its wait that certainly takes the leg's last byte; ``writer``: the leg that
-    cannot end before this one.
-    """
-
-    __slots__ = ("after", "buffer", "device", "is_write", "settled", "source", "stall", "waiter", "what", "writer")
-
-    def __init__(
-        self, device: int, after: int, stall: Stall, source: Any, is_write: bool, buffer: Buffer | None, what: Any
-    ) -> None:
-        self.device = device
-        self.after = after
-        self.stall = stall
-        self.source = source
-        self.is_write = is_write
-        self.buffer = buffer
-        self.what = what
-        self.waiter = -1
-        self.settled = -1
-        self.writer: Access | None = None
-
-    def is_over_for(self, later: Access) -> bool:
-        """Whether the core of ``later`` has waited for this leg before, for certain."""
-        if self.waiter == later.device and self.settled <= later.after:
-            return True
-        return self.writer is not None and self.writer.is_over_for(later)
-
-    @property
-    def is_leg(self) -> bool:
-        """Whether it is a leg of a copy."""
-        return isinstance(self.stall, Leg)
-
-
-class Conflict(NamedTuple):
-    """Two accesses of which one has to end before the other begins; ``earlier`` began first in the run."""
-
-    earlier: Access
-    later: Access
-
-
-class Cell:
-    """One region of a buffer: its last write, what copies read since, and the owner's last load."""
-
-    __slots__ = ("links", "load", "reads", "write")
-
-    def __init__(self, links: dict[Region, bool]) -> None:
-        self.links = links
-        self.write: Access | None = None
-        self.reads: list[Access] = []
-        self.load: Access | None = None
 
 
 class Conflicts:
@@ -148,8 +94,8 @@ class Conflicts:
     def unordered(self) -> list[Conflict]:
         """The conflicts in which nothing forces the earlier access to end before the later begins."""
         questions = [Question(earlier.stall, later.device, later.after) for earlier, later in self.conflicts]
-        reached = self.system.reached(questions)
-        return [conflict for conflict, can_be in zip(self.conflicts, reached, strict=True) if can_be]
+        answers = reached(self.system, questions)
+        return [conflict for conflict, can_be in zip(self.conflicts, answers, strict=True) if can_be]
 
     def needs_parts(self, conflict: Conflict) -> bool:
         """Whether the later access can begin only while all but the last bytes of the earlier one have come."""
@@ -157,7 +103,7 @@ class Conflicts:
         if not isinstance(stall, Leg):
             return False
         whole = replace(stall, is_whole=True)
-        return not self.system.reached([Question(whole, later.device, later.after)])[0]
+        return not reached(self.system, [Question(whole, later.device, later.after)])[0]
 
     # -- operations -----------------------------------------------------------------------------
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tpusim.findings import Finding, where_of
-from tpusim.judges.proof.conflicts import Conflict, Conflicts
+from tpusim.judges.proof.accesses import Conflict
+from tpusim.judges.proof.conflicts import Conflicts
 from tpusim.judges.proof.record import Recorder
 from tpusim.judges.proof.report import ProofReport
 from tpusim.judges.proof.witness import Names, Witness, witness_of

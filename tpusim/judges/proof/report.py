@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from tpusim.findings import Finding, Kind, Where, where_of
-from tpusim.judges.proof.conflicts import Access, Conflict
+from tpusim.judges.proof.accesses import Access, Conflict
 from tpusim.judges.proof.record import Moved, Signalled
 from tpusim.machine.calls import Call
 from tpusim.machine.dma import Copy

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tpusim.judges.proof.conflicts import Access, Conflict
+from tpusim.judges.proof.accesses import Access, Conflict
 from tpusim.judges.proof.record import Moved, Recorder, Signalled
 from tpusim.machine.dma import Copy
 from tpusim.schedules import Operation, Ordinals, Place, function_name, hold_token
