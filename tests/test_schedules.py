@@ -406,3 +406,17 @@ def test_captured_kernels_take_schedules_and_name_functions():
         captured = tpusim.pallas.simulate(names["program"], slice="v5e:1x1", schedule=schedule)
         np.testing.assert_array_equal(captured(x), x)
         assert captured.result.ok
+
+
+@pytest.mark.jax
+@pytest.mark.parametrize("schedule", [*SCHEDULES, "try-hold:-/-/start2/writer"])
+def test_a_captured_ring_is_right_under_every_schedule(schedule):
+    from jax.sharding import AbstractMesh, AxisType
+
+    file = ring()
+    arrays = file.inputs(devices=4)
+    program = file.kernel.pallas(AbstractMesh((4,), ("x",), axis_types=(AxisType.Auto,)), interpret=True)
+    captured = tpusim.pallas.simulate(program, slice="v5e:2x2", schedule=schedule, seed=2)
+    np.testing.assert_array_equal(captured(*arrays), file.reference(*arrays, devices=4))
+    assert captured.result.ok
+    assert captured.result.token.startswith("t1:")

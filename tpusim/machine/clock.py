@@ -6,6 +6,7 @@ SimPy only asks for ``callbacks`` and ``_ok``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol, cast
 
 import simpy
@@ -31,3 +32,17 @@ class Clock(Protocol):
 def make_clock() -> Clock:
     """A SimPy environment that starts at 0 ps."""
     return cast("Clock", simpy.Environment(initial_time=0))
+
+
+class Later:
+    """Something that happens at the time it is scheduled for; its own event."""
+
+    __slots__ = ("_action", "_ok", "callbacks")
+
+    def __init__(self, action: Callable[[], object]) -> None:
+        self._ok = True
+        self._action = action
+        self.callbacks: Any = [Later._happen]
+
+    def _happen(self) -> None:
+        self._action()

@@ -17,12 +17,13 @@ from tpusim.chips import ChipSpec
 from tpusim.faults import Fault, Impairments
 from tpusim.findings import Where
 from tpusim.machine.calls import Call
+from tpusim.machine.clock import Later
 from tpusim.machine.core import Core
 from tpusim.machine.dma import CORE, Copy
 from tpusim.machine.impaired import ImpairedWiring, InstantWiring
 from tpusim.machine.machine import Machine
 from tpusim.machine.memory import Buffer, Region
-from tpusim.machine.scheduled_copy import Later, ScheduledCopy, ScheduledSignal
+from tpusim.machine.scheduled_copy import ScheduledCopy, ScheduledSignal
 from tpusim.machine.semaphores import Semaphore
 from tpusim.machine.slack import Slack, at_end
 from tpusim.machine.wiring import Wiring

@@ -6,11 +6,11 @@ count all but its last bytes first: what hardware does while bytes move, seen at
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tpusim.machine.clock import Later
 from tpusim.machine.dma import READ, WRITTEN, Copy, Signal
 from tpusim.machine.memory import Buffer, Region
 from tpusim.machine.semaphores import Semaphore
@@ -19,20 +19,6 @@ from tpusim.schedules import Step
 if TYPE_CHECKING:
     from tpusim.machine.scheduled import ScheduledCore
     from tpusim.machine.wiring import Route
-
-
-class Later:
-    """Something that happens later; its own event."""
-
-    __slots__ = ("_action", "_ok", "callbacks")
-
-    def __init__(self, action: Callable[[], None]) -> None:
-        self._ok = True
-        self._action = action
-        self.callbacks: Any = [Later._run]
-
-    def _run(self) -> None:
-        self._action()
 
 
 class ScheduledSignal(Signal):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import greenlet
 import numpy as np
 
+from tpusim.machine.clock import Later
 from tpusim.machine.core import Core
 from tpusim.machine.dma import CORE
 from tpusim.machine.machine import Machine
@@ -108,16 +109,6 @@ class Device(Evaluator):
         return index
 
 
-class Later:
-    """Something that happens at a time, behind all cores; its own event."""
-
-    __slots__ = ("_ok", "action", "callbacks")
-
-    def __init__(self, machine: Machine, now: int, action: Callable[[], object]) -> None:
-        self._ok = True
-        self.action = action
-        self.callbacks: Any = [self._happen]
-        machine.env.schedule(self, CORE + (len(machine.cores) << 34), now - machine.env.now)
-
-    def _happen(self, _event: object) -> None:
-        self.action()
+def happen_at(machine: Machine, now: int, action: Callable[[], object]) -> None:
+    """Have ``action`` happen at a time (ps), behind all cores."""
+    machine.env.schedule(Later(action), CORE + (len(machine.cores) << 34), now - machine.env.now)

@@ -25,7 +25,7 @@ from tpusim.options import RunOptions
 from tpusim.pallas import internals
 from tpusim.pallas.authors import Authors
 from tpusim.pallas.collectives import Rendezvous
-from tpusim.pallas.devices import Device, Later
+from tpusim.pallas.devices import Device, happen_at
 from tpusim.pallas.distributed import Distributed, Mesh, elementwise
 from tpusim.pallas.handover import HandedArrays
 from tpusim.pallas.kernels import CapturedKernel, KernelInstance
@@ -218,7 +218,7 @@ class _Host(Evaluator):
             device.participants = 1
             results.extend(device.special(eqn, values))
             now = device.core.now
-            Later(self.run_.machine, now, lambda: self._resume(now))
+            happen_at(self.run_.machine, now, lambda: self._resume(now))
 
         self.run_.devices[0].give(task, self._now)
         self._suspend()
@@ -268,7 +268,7 @@ class _Host(Evaluator):
     def _wait_for_all(self) -> None:
         machine = self.run_.machine
         meeting = Rendezvous(machine, tuple(self.mesh.sizes), "an operation that needs a whole array", None)
-        meeting.then = lambda now: Later(machine, now, lambda: self._resume(now))
+        meeting.then = lambda now: happen_at(machine, now, lambda: self._resume(now))
         self._meet(meeting)
         joined = self._given
         self._suspend()
