@@ -94,18 +94,18 @@ RULES = (
 def lint_copies(machine: Machine, log: EventLog) -> list[Finding]:
     """A finding for each line that copies a slice the compiler refuses; one for each rule."""
     found: dict[tuple[object, str, Rule], Finding] = {}
-    seen: set[tuple[int, object]] = set()
     for copy in log.copies:
-        if copy.dst_sem.spec.is_of_pipeline:
-            continue  # blocks: the compiler cuts their copies itself
         for region in (copy.src_region, copy.dst_region):
-            key = id(region), copy.site
-            if key in seen or region is region.spec.whole:
-                continue
-            seen.add(key)
-            for rule, problem in broken(region):
-                where = where_of(copy.site)
-                found.setdefault((where, region.spec.name, rule), _finding(machine, copy, region, rule, problem))
+            flaws = region.flaws
+            if flaws is None:
+                flaws = region.flaws = () if region is region.spec.whole else tuple(broken(region))
+            if not flaws or copy.dst_sem.spec.is_of_pipeline:
+                continue  # of blocks, the compiler cuts their copies itself
+            where = where_of(copy.site)
+            for rule, problem in flaws:
+                key = where, region.spec.name, rule
+                if key not in found:
+                    found[key] = _finding(machine, copy, region, rule, problem)
     return list(found.values())
 
 

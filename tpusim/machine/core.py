@@ -157,10 +157,11 @@ class Core:
             racing = src.writer_of(src_region)
             if racing is not None:
                 self.machine.report_race(self, "copy from", src, src_region, racing, site)
-        if dst.writing or dst.reading:
-            racing = dst.writer_of(dst_region) or dst.reader_of(dst_region)
-            if racing is not None:
-                self.machine.report_race(self, "copy to", dst, dst_region, racing, site)
+        racing = dst.writer_of(dst_region) if dst.writing else None
+        if racing is None and dst.reading:
+            racing = dst.reader_of(dst_region)
+        if racing is not None:
+            self.machine.report_race(self, "copy to", dst, dst_region, racing, site)
         if src is dst and src_region.overlaps(dst_region):
             self.machine.report_overlap(copy)
         if not dst.alive:

@@ -162,8 +162,8 @@ class Region:
     """
 
     __slots__ = (
-        "box", "dense", "hi", "index", "kept", "lo", "load_ps", "nbytes", "shape", "size", "spec", "store_ps", "subs",
-        "wire_bytes",
+        "box", "dense", "flaws", "hi", "index", "kept", "lo", "load_ps", "nbytes", "shape", "size", "spec", "store_ps",
+        "subs", "wire_bytes",
     )  # fmt: skip
 
     def __init__(self, spec: BufferSpec, box: tuple[tuple[int, int, int], ...], kept: tuple[int, ...]) -> None:
@@ -179,6 +179,8 @@ class Region:
         self.lo, self.hi, self.dense = _extent(spec.shape, box, self.size)
         self.wire_bytes = self.wire_bytes_at(spec.tiling.short_run_bytes)
         self.load_ps = self.store_ps = -1
+        self.flaws: tuple[Any, ...] | None = None
+        """What the linter has found against copies of it, once it has looked."""
         self.subs: dict[tuple[Index, ...], Region] = {}
 
     is_box = True

@@ -23,7 +23,7 @@ class SemaphoreSpec:
     not reset; only scopes that are over before it begins may use the same one.  Source: libtpu 0.0.50.1, v6e.
     """
 
-    __slots__ = ("home", "is_scoped", "kind", "name", "position", "shape", "size")
+    __slots__ = ("home", "is_of_pipeline", "is_scoped", "kind", "name", "position", "shape", "size")
 
     def __init__(
         self, position: int, name: str, kind: SemaphoreType, shape: tuple[int, ...], *, is_scoped: bool = False
@@ -36,11 +36,8 @@ class SemaphoreSpec:
         self.kind = kind
         self.shape = shape
         self.size = prod(shape)
-
-    @property
-    def is_of_pipeline(self) -> bool:
+        self.is_of_pipeline = name.endswith(PIPELINE)
         """Whether a grid pipeline waits on them for the copies of its blocks."""
-        return self.name.endswith(PIPELINE)
 
     def element_name(self, flat: int) -> str:
         """``recv_sem[1, 0]`` for one element, the bare name for a single semaphore."""

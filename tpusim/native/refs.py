@@ -167,7 +167,10 @@ _NO_ELEMENTS: dict[int, SemaphoreRef] = {}
 class SemaphoreRef:
     """A semaphore, or an array of them; ``sem.at[i]`` picks one."""
 
-    __slots__ = ("_elements", "counts_bytes", "flat", "position", "shape", "spec")
+    __slots__ = ("_elements", "at", "counts_bytes", "flat", "position", "shape", "spec")
+
+    at: SemaphoreRef
+    """``sem.at[index]``: the semaphore that ``index`` names."""
 
     def __init__(self, spec: SemaphoreSpec, flat: int, shape: tuple[int, ...]) -> None:
         self.spec = spec
@@ -178,10 +181,11 @@ class SemaphoreRef:
         self.shape = shape
         self._elements: dict[int, SemaphoreRef] = _NO_ELEMENTS if not shape else {}
 
-    @property
-    def at(self) -> SemaphoreRef:
-        """``sem.at[index]``: the semaphore that ``index`` names."""
-        return self
+    def __getattr__(self, name: str) -> Any:
+        if name == "at":  # itself, kept when first asked for: a property would cost a call each time
+            self.at = self
+            return self
+        raise AttributeError(f"a semaphore has no attribute {name!r}")
 
     def __getitem__(self, index: Any) -> SemaphoreRef:
         shape = self.shape

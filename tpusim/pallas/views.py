@@ -29,6 +29,7 @@ class ViewRegion(Region):
         self.spec, self.box, self.kept, self.index = covers.spec, covers.box, covers.kept, covers.index
         self.lo, self.hi, self.dense, self.wire_bytes = covers.lo, covers.hi, covers.dense, covers.wire_bytes
         self.load_ps = self.store_ps = -1
+        self.flaws = None
         self.subs = {}
         self.parent = parent
         self.shape = shape
