@@ -26,6 +26,11 @@ What it rests on is in `PREMISES`.  Two waiters on one semaphore are no sequence
 is given all tokens, which misses no race and may invent some, so the answer is at best ``not-proven``.
 So it is where a kernel reads the value of a semaphore, which may select what it does next.
 
+Limits.  The answer is for these inputs and this mesh.  Copies are divisible to the byte, although hardware moves
+32 bytes at once.  A scalar in SMEM that only its core touches is not recorded.  XLA collectives, and what needs a
+whole array, are taken to join their whole group; nothing else between kernels joins anything.  Addresses that two calls may share because
+the compiler reuses memory are the compiler's business.
+
 The argument was compared with an explorer that visits every state of random programs (`tests/proof_oracle.py`).
 
 Cost.  Building is linear in events, 7 us each.  A question is asked for every access that a later one has to come
