@@ -27,9 +27,9 @@ is given all tokens, which misses no race and may invent some, so the answer is 
 So it is where a kernel reads the value of a semaphore, which may select what it does next.
 
 Limits.  The answer is for these inputs and this mesh.  Copies are divisible to the byte, although hardware moves
-32 bytes at once.  A scalar in SMEM that only its core touches is not recorded.  XLA collectives, and what needs a
-whole array, are taken to join their whole group; nothing else between kernels joins anything.  Addresses that two calls may share because
-the compiler reuses memory are the compiler's business.
+32 bytes at once.  A scalar in SMEM that only its core touches is not recorded.  XLA collectives, and what needs
+a whole array, are taken to join their whole group; nothing else between kernels joins anything.  Addresses that
+two calls may share because the compiler reuses memory are the compiler's business.
 
 The argument was compared with an explorer that visits every state of random programs (`tests/proof_oracle.py`).
 
