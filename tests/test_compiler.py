@@ -261,3 +261,17 @@ def test_a_native_kernel_runs_exact_through_its_pallas_form(tmp_path, monkeypatc
     np.testing.assert_allclose(exact.outputs[0], usual.outputs[0], rtol=1e-5)
     assert (exact.dmas, exact.bytes) == (usual.dmas, usual.bytes)
     assert exact.time.us == pytest.approx(usual.time.us, rel=0.05)
+
+
+@needs_compiler
+@pytest.mark.jax
+def test_the_generator_makes_the_shipped_table(tmp_path, monkeypatch):
+    from tpusim.costs.table import TABLE
+    from tpusim.pallas.cost_table import build
+
+    monkeypatch.setenv("TPUSIM_CACHE", str(tmp_path))
+    shipped = json.loads(TABLE.read_text())
+    made = build(shipped, ("v5e",))
+    if made["provenance"]["libtpu"] != shipped["provenance"]["libtpu"]:
+        pytest.skip("the shipped table is of another libtpu")
+    assert made["chips"] == shipped["chips"]

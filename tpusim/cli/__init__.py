@@ -15,6 +15,7 @@ import typer
 from tpusim.cli import (
     calibrate,
     chips,
+    costs,
     crosscheck,
     doctor,
     exec,
@@ -64,6 +65,7 @@ def _app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
         help="Run one TPU DMA program on an ordinary computer: its data, its time and a verdict.",
     )
+    app.add_typer(costs.costs(), name="costs")
     commands = (
         run.run, lint.lint, report.report, sweep.sweep, calibrate.calibrate, time.time, kernels.kernels,
         chips.chips, doctor.doctor, new.new,

@@ -27,6 +27,8 @@ Shape: TypeAlias = tuple[int, ...]
 Slots: TypeAlias = dict[str, float]
 
 VREG_BYTES = 4096
+TABLE = Path(__file__).with_name("compute_costs.json")
+"""The shipped table; ``tpusim costs build`` makes it."""
 
 
 class CostTable:
@@ -283,7 +285,7 @@ def _matrix_sizes(shapes: tuple[Shape, ...]) -> tuple[int, int, int]:
 
 @cache
 def _document() -> Mapping[str, Any]:
-    text = Path(__file__).with_name("compute_costs.json").read_text(encoding="utf-8")
+    text = TABLE.read_text(encoding="utf-8")
     document: Mapping[str, Any] = json.loads(text)
     return document
 
