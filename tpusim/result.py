@@ -156,15 +156,20 @@ class Result:
         return "\n".join(self.summary + ([finding.explain() for finding in self.findings] or ["findings     none"]))
 
     @property
-    def summary(self) -> list[str]:
-        """Place, time, lower bound, copies and utilisation: a line each, its name in the first 13 columns."""
-        use = self.utilisation()
+    def headline(self) -> str:
+        """Where it ran: slice, mesh and layout."""
         place = self.place
         hops = layout_summary(place.slice, tuple(place.axis_sizes.values()), place.devices)
         mesh = ", ".join(f"{axis}={size}" for axis, size in place.axis_sizes.items())
         layout = place.layout if isinstance(place.layout, str) else "given coordinates"
+        return f"{self.slice}, mesh {mesh}, layout {layout} (at most {max(hops, default=0)} hops to a neighbour)"
+
+    @property
+    def summary(self) -> list[str]:
+        """Place, time, lower bound, copies and utilisation: a line each, its name in the first 13 columns."""
+        use = self.utilisation()
         lines = [
-            f"{self.slice}, mesh {mesh}, layout {layout} (at most {max(hops, default=0)} hops to a neighbour)",
+            self.headline,
             f"time         {self.time}   ({self._trust() if self.is_complete else 'where the run stopped'})",
         ]
         if self.token is not None:

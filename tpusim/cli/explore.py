@@ -69,7 +69,7 @@ def explore_(
         made, first = explore_job(job, 1 if replay is not None else runs)
     console = make_console(sys.stderr if json_file == "-" else sys.stdout)
     if first.result is not None:
-        console.print(styled(first.result.summary[0], "bold"))
+        console.print(styled(first.result.headline, "bold"))
     elif first.status is Status.NOT_POSSIBLE:
         raise OptionError(one_line(first.problem))
     show_exploration(console, made)

@@ -87,7 +87,7 @@ def verify(
 
 def _show(console: Console, verdict: Verdict, outcome: Outcome) -> None:
     if outcome.result is not None:
-        console.print(styled(outcome.result.summary[0], "bold"))
+        console.print(styled(outcome.result.headline, "bold"))
     elif outcome.not_possible is not None:
         typer.echo(f"Error: {one_line(outcome.not_possible)}", err=True)
         return
