@@ -164,10 +164,10 @@ def source(result: Result, uses: dict[Where | None, LineUse]) -> Markup:
     parts: list[object] = []
     for file, own in sorted(by_file.items(), key=lambda item: -sum(use.core_ps for use in item[1].values())):
         rows = list(_source_rows(file, own, devices, most))
-        head = ("line", "", "us a device", "of it blocked", "on the path, us", "copies", "bytes")
+        head = ("line", "us a device", "of it blocked", "on the path, us", "copies", "bytes", "")
         parts += [
             element("h3", element("code", short_path(file))),
-            element("div", table(head, rows, frozenset({0, 2, 3, 4, 5, 6})), class_="scroll source"),
+            element("div", table(head, rows, frozenset(range(6))), class_="scroll source"),
         ]
     rest = uses.get(None)
     if rest is not None and rest.core_ps:
@@ -195,8 +195,8 @@ def _source_rows(file: str, own: dict[int, LineUse], devices: int, most: int) ->
             element(
                 "tr",
                 element("td", number, class_="n no"),
+                *(element("td", cell, class_="n cost") for cell in _costs(use, devices)),
                 element("td", element("code", text.rstrip("\n"))),
-                *(element("td", cell, class_="n") for cell in _costs(use, devices)),
                 class_="hot" if use is not None else None,
                 style=heat,
                 id=f"line-{number}",
