@@ -681,3 +681,19 @@ def test_a_file_with_a_jax_function_is_captured(tpusim, tmp_path, rows, status):
     assert (values["dmas"], values["slice"], values["mesh"]) == (4, "v5e:2x2", {"x": 4})
     assert values["lower_bound_us"] < values["time_us"]
     assert values["ok"] is (status == 0)
+
+
+@pytest.mark.jax
+def test_a_captured_function_is_reported_and_explained(tpusim, tmp_path):
+    path = tmp_path / "captured.py"
+    path.write_text(CAPTURED.replace("ROWS", "8"))
+    status, out, err = tpusim("report", path, "--slice", "v5e:2x2", "--html", "page.html")
+    assert status == 0, err
+    assert out.endswith("report       page.html\n")
+    page = Path("page.html").read_text()
+    assert "The critical path lies on captured.py:" in page
+    status, out, err = tpusim("explain", path, "--slice", "v5e:2x2", "--json", "-")
+    assert status == 0, err
+    said = strict_json(out)
+    assert said["sentences"][0].startswith("It takes ")
+    assert said["what_ifs"][0]["time_us"] <= said["time_us"]
