@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from simulating import run
-from test_random_programs import programs
-from test_random_programs import simulate as run_steps
 
 from tpusim import VMEM, SemaphoreType, make_async_copy, run_scoped
 from tpusim.errors import DeadlockError
 from tpusim.kernel_file import load_file
 from tpusim.native import simulate
 from tpusim.specs import MemorySpace
+from tpusim.testing import dma_programs
 from tpusim.trace.critical import critical_path
 from tpusim.trace.lines import line_uses
 from tpusim.trace.memory import high_water, levels, occupants
@@ -92,12 +91,10 @@ def test_the_analysis_of_a_kernel_adds_up(name, devices, slice_, detail):
     check(simulated(name, devices, slice_, detail))
 
 
-@given(programs(2), st.integers(1, 3))
-def test_the_analysis_of_any_program_adds_up(steps, devices):
+@given(st.integers(1, 3).flatmap(lambda devices: dma_programs(devices=devices)))
+def test_the_analysis_of_any_program_adds_up(program):
     """Right or wrong, to its end or stopped on its way."""
-    if devices == 1:
-        steps = [step._replace(hop=0) if hasattr(step, "hop") else step for step in steps]
-    result = run_steps(steps, devices, on_finding="record")
+    result = program.simulate(on_finding="record", max_time=10_000)
     if result.time:
         check(result)
 
