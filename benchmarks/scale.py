@@ -96,12 +96,14 @@ def captured(sizes, options):
 
 
 def global_array(np, sizes):
+    """A shard for each device."""
     devices = sizes[0] * sizes[1] * sizes[2]
     rows, columns = SHARD
     return np.zeros((devices * rows, columns), np.float32)
 
 
 def child(way, devices):
+    """One row, in its own process."""
     sizes = tuple(int(size) for size in SLICES[devices].split("x"))
     options = {"slice": f"v5p:{SLICES[devices]}", "layout": "row-major"}
     options |= {"data": devices <= MOST_WITH_DATA, "checks": "none"}
@@ -113,6 +115,7 @@ def child(way, devices):
 
 
 def main():
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--most", type=int, default=max(SLICES))
     parser.add_argument("--only", choices=("native", "captured"))

@@ -50,7 +50,7 @@ HOMES = {
     "jaxlib": {"pallas"},
     "typer": {"cli"},
     "rich": {"cli"},
-    "bokeh": {"report"},
+    "bokeh": {"report", "sweep"},
     "simpy": {"machine"},
     "optuna": {"sweep"},
     "distributed": {"sweep"},

@@ -408,6 +408,16 @@ def test_the_command_ranks_and_says_what_failed(kernel, command):
     assert len(Path("o.csv").read_text().splitlines()) == 5
 
 
+def test_the_ranking_is_drawn_in_a_page_of_its_own(kernel, command):
+    pytest.importorskip("bokeh")
+    code, _, err = command(kernel, "--param", "rows=8,64", "--slice", "v5e:1x1", "--jobs", "1", "--plot", "o.html")
+    assert (code, err) == (0, "")
+    page = Path("o.html").read_text()
+    assert '"1.  rows=64","2.  rows=8"' in page
+    assert "<script src=" not in page  # nothing is fetched
+    assert "<link" not in page
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

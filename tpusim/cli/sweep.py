@@ -16,7 +16,9 @@ from tpusim.cli.request import check_writable, make_job
 from tpusim.cli.run import write_json
 from tpusim.errors import OptionError
 from tpusim.job import Status
+from tpusim.report.frame import need_bokeh
 from tpusim.sweep import Sweep, run_sweep
+from tpusim.sweep.plot import write_plot
 from tpusim.sweep.ranking import Objective
 from tpusim.sweep.row import Row
 from tpusim.sweep.space import Space
@@ -45,6 +47,7 @@ def sweep(
     scheduler: Annotated[str | None, typer.Option(help="A Dask scheduler: tcp://host:8786 or tls://...")] = None,
     out: Annotated[str | None, typer.Option(help="Rows as they come; default: NAME.sweep.jsonl.")] = None,
     table: Annotated[list[str] | None, typer.Option(help="Write the rows as .csv or .parquet. Repeatable.")] = None,
+    plot: Annotated[str | None, typer.Option(help="Draw the ranking, as an .html page of its own.")] = None,
     top: Annotated[int, typer.Option(min=1, help="Rows to show.")] = 20,
     json_file: JsonFile = None,
 ) -> None:
@@ -72,7 +75,9 @@ def sweep(
     path = out or f"{Path(file.rpartition(':')[0] if '.py:' in file else file).stem}.sweep.jsonl"
     for each in table or ():
         check_table(each)
-    for place in (path, json_file, *(table or ())):
+    if plot is not None:
+        need_bokeh()
+    for place in (path, json_file, plot, *(table or ())):
         check_writable(place)
     workers = LocalProcesses(jobs) if scheduler is None else DaskCluster(scheduler)
     with _progress() as shown:
@@ -87,7 +92,10 @@ def sweep(
         )  # fmt: skip
     for each in table or ():
         write_table(found.rows, each)
-    _show(found, space, path, top, to_stderr=json_file == "-")
+    names = [name for name, values in space.values.items() if len(values) > 1] or list(space.values)
+    if plot is not None and found.best is not None:
+        write_plot(found, names, plot)
+    _show(found, names, path, top, to_stderr=json_file == "-")
     if json_file is not None:
         _write_json(found, json_file)
     raise typer.Exit(Status.RIGHT if found.best is not None else Status.WRONG)
@@ -99,10 +107,9 @@ def _progress() -> Progress:
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
-def _show(found: Sweep, space: Space, path: str, top: int, *, to_stderr: bool) -> None:
+def _show(found: Sweep, names: list[str], path: str, top: int, *, to_stderr: bool) -> None:
     console = make_console(sys.stderr if to_stderr else sys.stdout)
     ranking = found.ranking
-    names = [name for name, values in space.values.items() if len(values) > 1] or list(space.values)
     shown = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("", *names, "time", "interval", "x bound"):
         shown.add_column(plain(name), justify="left" if name in names else "right")
