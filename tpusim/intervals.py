@@ -7,8 +7,9 @@ behind compute does not matter until it is long enough to show.  The differences
 quadrature, together with what no number accounts for: 4 % of the compute, and 0.3 us (the errors that a model of
 this form had against published timings where its inputs were known).
 
-A run of very many operations is timed only twice, with all numbers at their quicker and all at their slower end;
-that interval is wider, since not everything is off in one direction.
+A run that takes long to time again is timed only twice, with all numbers at their quicker and all at their slower
+end; that interval is wider, since not everything is off in one direction.  How long is counted, not measured, so
+that the same run has the same interval everywhere: operations, and solves of the fabric, each worth 50 of them.
 """
 
 from __future__ import annotations
@@ -34,10 +35,13 @@ COMPUTE = "compute cost"
 """The name under which the interval of the default compute cost is listed."""
 FLOOR_PS = 300_000
 """What a short run is off by, whatever its numbers."""
-MOST_SINGLY = 60_000
-"""Operations of a run that is timed for each number by itself."""
-MOST_AT_ALL = 1_000_000
-"""Operations of a run that gets an interval."""
+MOST_SINGLY = 25_000
+"""Operations and solves, counted as one, of a run that is timed for each number by itself."""
+MOST_AT_ALL = 500_000
+"""The same of a run that gets an interval: some 5 seconds to time it again."""
+_SOLVE = 50
+"""Operations that take as long as a solve of the fabric (6 us each against 140 to 540 us for 16 to 64 devices that
+all send to all)."""
 
 _BASES = {"high": "datasheet", "medium": "datasheet", "low": "datasheet", "override": "given"}
 _ORDER = ("measured", "fitted", "compiler", "datasheet", "estimate", "given")
@@ -83,8 +87,10 @@ class Interval:
 
 
 def interval_of(log: EventLog, cores: tuple[Core, ...], place: Place, time: Duration) -> Interval | None:
-    """The interval of a complete run; ``None`` where it has more than :data:`MOST_AT_ALL` operations."""
-    if len(log.copies) + len(log.waits) + len(log.signals) + len(log.computes) > MOST_AT_ALL:
+    """The interval of a complete run; ``None`` where timing it again takes more than :data:`MOST_AT_ALL` operations."""
+    operations = len(log.copies) + len(log.waits) + len(log.signals) + len(log.computes)
+    effort = operations + _SOLVE * cores[0].machine.fabric.solves if cores else operations
+    if effort > MOST_AT_ALL:
         return None
     recording = Recording(log, cores, place)
     busiest = max((core.compute_ps for core in cores), default=0)
@@ -92,7 +98,7 @@ def interval_of(log: EventLog, cores: tuple[Core, ...], place: Place, time: Dura
     used = used_numbers(log, place)
     scales = compute_scales(log, cores)
     ends = [recording.time_ps(place.chip, compute=scale) for scale in scales] if scales is not None else []
-    singly = recording.operations <= MOST_SINGLY
+    singly = effort <= MOST_SINGLY
     return spread(recording.time_ps, place.chip, used, floor, singly=singly, compute_ends=ends)
 
 

@@ -41,7 +41,6 @@ class Recording:
         self.clock_hz = place.chip.clock_hz
         machine = cores[0].machine
         self.programs = _programs(log, cores, machine.timing.issue_ps, machine.timing.signal_ps)
-        self.operations = sum(len(program) for program in self.programs)
 
     def time_ps(self, chip: ChipSpec, compute: float = 1.0, prepare: Callable[[Machine], object] | None = None) -> int:
         """Picoseconds until the last core has ended, on ``chip``, with compute ``compute`` times as long.
