@@ -1,13 +1,15 @@
 """A run at a glance: one line of characters a device, for a terminal.
 
 Each character stands for an equal part of the run and shows what the device did for most of it: compute,
-a copy of its own in flight, both, or a wait for others.  numpy does the sums, by the covered length up to
+a copy of its own in flight, both, or a wait for others; neighbours in mesh order that look the same share a line.
+numpy does the sums, by the covered length up to
 each boundary, so the cost does not grow with the width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from tpusim.result import Result
 
 _LEAST = 0.05
+_MOST_DEVICES = 64
+"""Devices looked at."""
 
 
 class Glyphs(NamedTuple):
@@ -37,25 +41,30 @@ _Stretches = list[tuple[int, int]]
 _Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
-def timeline(result: Result, width: int = 100, devices: int = 16, glyphs: Glyphs = BLOCKS) -> list[str]:
-    """Lines of at most ``width`` characters: a lane for each of the first ``devices`` devices, a scale, a legend.
+def timeline(result: Result, width: int = 100, lanes: int = 16, glyphs: Glyphs = BLOCKS) -> list[str]:
+    """Lines of at most ``width`` characters: at most ``lanes`` lanes, each of one device or several in a row that look
+    the same, a scale, a legend.
 
     Empty where nothing took any time.  Works for runs that failed.
     """
     end_ps = int(result.time)
     if end_ps <= 0 or not result.cores:
         return []
-    shown = result.cores[:devices]
+    shown = result.cores[:_MOST_DEVICES]
     names = [str(core.machine.coordinates(core.device)) for core in shown]
-    margin = max(len(name) for name in names) + 1
+    margin = len(_range(names)) + 1
     columns = max(10, width - margin - 1)
     edges = np.linspace(0.0, float(end_ps), columns + 1)
-    copies, computes, waits = _stretches(result, len(shown), end_ps)
+    stretches = _stretches(result, len(shown), end_ps)
+    pictures = []
+    for device in range(len(shown)):
+        compute, copy, wait = (_shares(kind[device], edges) for kind in stretches)
+        pictures.append(_lane(compute, copy, wait, glyphs))
+    groups = [list(devices) for _, devices in groupby(range(len(shown)), pictures.__getitem__)]
     lines = []
-    for position, name in enumerate(names):
-        compute, copy, wait = (_shares(kind[position], edges) for kind in (computes, copies, waits))
-        lines.append(f"{name:<{margin}}|{_lane(compute, copy, wait, glyphs)}".rstrip())
-    hidden = len(result.cores) - len(shown)
+    for devices in groups[:lanes]:
+        lines.append(f"{_range([names[device] for device in devices]):<{margin}}|{pictures[devices[0]]}".rstrip())
+    hidden = len(result.cores) - sum(len(devices) for devices in groups[:lanes])
     if hidden:
         lines.append(f"{'':<{margin}}|and {hidden} more device{'s' if hidden > 1 else ''}")
     lines.append(f"{'':<{margin}}0{Duration(end_ps)!s:>{columns}}")
@@ -66,7 +75,12 @@ def timeline(result: Result, width: int = 100, devices: int = 16, glyphs: Glyphs
     return lines
 
 
+def _range(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]}-{names[-1]}"
+
+
 def _stretches(result: Result, count: int, end_ps: int) -> tuple[list[_Stretches], list[_Stretches], list[_Stretches]]:
+    """When each device computed, had a copy of its own in flight, and waited."""
     copies: list[_Stretches] = [[] for _ in range(count)]
     computes: list[_Stretches] = [[] for _ in range(count)]
     waits: list[_Stretches] = [[] for _ in range(count)]
@@ -83,7 +97,7 @@ def _stretches(result: Result, count: int, end_ps: int) -> tuple[list[_Stretches
     for core in result.cores[:count]:
         if core.blocked is not None:
             waits[core.device].append((core.blocked.since_ps, end_ps))
-    return copies, computes, waits
+    return computes, copies, waits
 
 
 def _shares(stretches: Iterable[tuple[int, int]], edges: _Floats) -> _Floats:
