@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -47,16 +48,26 @@ class Verdict:
         return tuple(finding for finding in self.findings if finding.severity is Severity.ERROR)
 
     def __str__(self) -> str:
+        return self._text(self.reasons)
+
+    @property
+    def summary(self) -> str:
+        """The answer, with those reasons that are no finding."""
+        told = tuple(finding.explain() for finding in self.findings)
+        return self._text([why for why in self.reasons if not any(text.startswith(why) for text in told)])
+
+    def _text(self, reasons: Sequence[str]) -> str:
+        """The answer with reasons, a line each."""
         calls = "" if self.calls == 1 else f" in {self.calls} calls in a row"
         where = "" if self.result is None else f" on {self.result.slice}"
         head = f"{self.answer}: {self.operations:,} operations of all cores{calls}{where}"
         if self.answer == "proven":
             return f"{head}; no deadlock, leak, race or lifetime fault in any schedule; data {self.data}."
-        return "\n".join([f"{head}.", *(f"  {reason}" for reason in self.reasons)])
+        return "\n".join([f"{head}.", *(f"  {reason}" for reason in reasons)])
 
     def explain(self) -> str:
         """The whole text: the answer, each finding, and what the answer rests on."""
-        lines = [str(self)]
+        lines = [self.summary]
         if self.answer != "proven":
             lines.append(f"data: {self.data}")
         lines += [finding.explain() for finding in self.findings[:_MOST_SHOWN]]

@@ -91,7 +91,7 @@ def _show(console: Console, verdict: Verdict, outcome: Outcome) -> None:
     elif outcome.not_possible is not None:
         typer.echo(f"Error: {one_line(outcome.not_possible)}", err=True)
         return
-    console.print(labelled(f"verdict      {verdict}", _STYLES[verdict.answer]))
+    console.print(labelled(f"verdict      {verdict.summary}", _STYLES[verdict.answer]))
     if verdict.answer != "proven":
         console.print(labelled(f"data         {verdict.data}"))
     for finding in verdict.findings[:_MOST_FINDINGS]:
