@@ -11,7 +11,7 @@ import pytest
 from capturing import call, mesh, over_mesh, run
 
 import tpusim
-from tpusim.errors import LifetimeError, NotModelledError, RaceError, UnwaitedError
+from tpusim.errors import LifetimeError, RaceError, UnwaitedError
 
 jax = pytest.importorskip("jax", reason="needs jax: pip install 'tpusim[pallas]'")
 jnp = jax.numpy
@@ -315,26 +315,6 @@ def test_a_core_kernel_that_talks_to_other_devices() -> None:
     x = np.arange(4 * 1024, dtype=np.float32).reshape(32, 128)
     run = tpusim.pallas.simulate(over_mesh(body, mesh(4), P("x"), P("x")))
     np.testing.assert_array_equal(run(x), np.roll(x, 8, 0))
-
-
-def test_several_cores_and_sparse_cores_are_not_modelled() -> None:
-    from jax.experimental.pallas import tpu_sc
-
-    def fn(x: Any, cores: Any) -> Any:
-        return pl.kernel(
-            lambda x_ref, o_ref: pltpu.sync_copy(x_ref, o_ref),
-            out_type=jax.ShapeDtypeStruct(SHAPE, jnp.float32),
-            mesh=cores,
-        )(x)
-
-    two = core_mesh(2)
-    with pytest.raises(NotModelledError, match=r"mpmd_map: a kernel on several cores.*test_capture_forms.py"):
-        tpusim.pallas.simulate(partial(fn, cores=two))(X)
-    chip = jax.sharding.AbstractDevice("TPU v5p", 1, "tpu")
-    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=chip)):
-        scalar = tpu_sc.ScalarSubcoreMesh(axis_name="s", num_cores=1)
-    with pytest.raises(NotModelledError, match=r"ScalarSubcoreMesh .SparseCore.*test_capture_forms.py"):
-        tpusim.pallas.simulate(partial(fn, cores=scalar))(X)
 
 
 def test_a_jitted_function_is_traced_anew_for_every_chip():

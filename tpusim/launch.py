@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tpusim.errors import FindingError
@@ -16,21 +16,24 @@ IMPLICIT = "implicit"
 Suspend = Callable[[], object]
 
 
-def entry_barrier(core: Core, suspend: Suspend, site: Any) -> None:
+def entry_barrier(
+    core: Core, suspend: Suspend, site: Any, members: Sequence[int] | None = None, name: str = IMPLICIT
+) -> None:
     """The compiler's implicit barrier: all signal device 0, which waits for them and signals each.
 
-    Its semaphores, like every barrier semaphore, outlive the call.
+    ``members``: who takes part, if that is not every device of the machine.  Its semaphores, like every barrier
+    semaphore, outlive the call.
     """
     machine = core.machine
-    own = machine.barrier_semaphore(IMPLICIT, core.device)
-    if core.device == 0:
-        others = range(1, len(machine.cores))
-        if not core.wait(own, len(others), site):
+    first, *others = range(len(machine.cores)) if members is None else members
+    own = machine.barrier_semaphore(name, core.device)
+    if core.device == first:
+        if others and not core.wait(own, len(others), site):
             suspend()
         for peer in others:
-            core.signal(machine.barrier_semaphore(IMPLICIT, peer), 1, site)
+            core.signal(machine.barrier_semaphore(name, peer), 1, site)
     else:
-        core.signal(machine.barrier_semaphore(IMPLICIT, 0), 1, site)
+        core.signal(machine.barrier_semaphore(name, first), 1, site)
         if not core.wait(own, 1, site):
             suspend()
 

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from math import prod
+from types import MappingProxyType
 from typing import Any, Literal
 
 from tpusim.chips import ChipSpec, load_chip
@@ -134,8 +135,8 @@ class RunOptions:
             return compiler_profile(name, dict(self.set))
         return self.chip if isinstance(self.chip, ChipSpec) else load_chip(self.chip or name, dict(self.set))
 
-    def place(self, axes: Sequence[str]) -> Place:
-        """The slice, chip and mesh for a program with these mesh axes."""
+    def place(self, axes: Sequence[str], cores: Mapping[str, int] = MappingProxyType({})) -> Place:
+        """The slice, chip and mesh for a program with these mesh axes; ``cores``: axes of the cores of each device."""
         wanted = self._mesh_sizes(axes)
         if self.slice is None:
             sizes = wanted or dict.fromkeys(axes, 1) | {axes[0]: 4}
@@ -146,7 +147,10 @@ class RunOptions:
             sizes = wanted or _default_sizes(slice_, axes)
         chip = self.chip_spec(slice_.chip)
         devices = mesh_devices(slice_, tuple(sizes.values()), self.layout)
-        return Place(slice_, chip, sizes, devices, self.layout)
+        if cores:
+            sizes = {**sizes, **cores}
+            devices = tuple(device for device in devices for _ in range(prod(cores.values())))
+        return Place(slice_, chip, sizes, devices, self.layout, tuple(cores.values()))
 
     def _mesh_sizes(self, axes: Sequence[str]) -> dict[str, int] | None:
         mesh = self.mesh
@@ -196,10 +200,14 @@ def _default_sizes(slice_: Slice, axes: Sequence[str]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a program runs: slice, chip, mesh axis sizes, and the slice's device at each mesh position."""
+    """Where a program runs: slice, chip, mesh axis sizes, and the slice's device at each mesh position.
+
+    ``cores``: sizes of those last axes that are not devices but cores of one; each core has a position.
+    """
 
     slice: Slice
     chip: ChipSpec
     axis_sizes: dict[str, int]
     devices: tuple[int, ...]
     layout: Layout
+    cores: tuple[int, ...] = ()

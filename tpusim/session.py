@@ -34,14 +34,20 @@ class Session:
     """A machine for one run, with its event log; ``finish`` runs it and gives the `Result`.
 
     ``detail``: keep what only reports need: every load and store, and on small slices every change of a rate.
-    ``observers`` watch the run as well.
+    ``observers`` watch the run as well; ``cores``: axes of the cores of each device that have programs of their own.
     """
 
     def __init__(
-        self, options: RunOptions, axes: Sequence[str], *, detail: bool = False, observers: Sequence[Observer] = ()
+        self,
+        options: RunOptions,
+        axes: Sequence[str],
+        *,
+        detail: bool = False,
+        observers: Sequence[Observer] = (),
+        cores: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self.options = options
-        self.place: Place = options.place(axes)
+        self.place: Place = options.place(axes, cores)
         self.log = EventLog(accesses=detail)
         self.printed: list[str] = []
         races = RaceJudge() if options.checks == "observed" else None
@@ -163,7 +169,7 @@ def _machine(options: RunOptions, place: Place, observers: Sequence[Observer]) -
     where = place.slice, place.chip, place.axis_sizes, place.devices
     how: dict[str, Any] = {
         "data": options.data, "on_finding": options.on_finding, "observers": observers,
-        "max_events": options.max_events, "max_ps": options.max_ps,
+        "max_events": options.max_events, "max_ps": options.max_ps, "cores_of_device": place.cores,
     }  # fmt: skip
     steering = options.steering(place.slice)
     if steering is None:

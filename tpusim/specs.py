@@ -69,6 +69,10 @@ class MemorySpace(Enum):
     HBM = "hbm"
     VMEM = "vmem"
     SMEM = "smem"
+    SUBCORE_VMEM = "subcore_vmem"
+    """The VMEM of one vector subcore of a SparseCore."""
+    VMEM_SHARED = "vmem_shared"
+    """Memory that the subcores of a SparseCore have in common."""
 
     def __call__(self, shape: Sequence[int], dtype: DTypeLike | str) -> MemoryRef:
         """A buffer to allocate in this memory."""
@@ -79,6 +83,8 @@ class MemorySpace(Enum):
 
 
 ANY, HBM, VMEM, SMEM = MemorySpace.ANY, MemorySpace.HBM, MemorySpace.VMEM, MemorySpace.SMEM
+SPARSE = (MemorySpace.SUBCORE_VMEM, MemorySpace.VMEM_SHARED)
+"""Memories of a SparseCore: without tiles, moved in granules."""
 
 
 @dataclass(frozen=True)

@@ -163,6 +163,25 @@ class DmaSpec(Group):
     """A contiguous run shorter than this takes as long as one of this length."""
 
 
+class SparseCoreSpec(Group):
+    """The SparseCores; empty where a chip has none.  Their clock is taken to be that of the TensorCore."""
+
+    cores: Annotated[Quantity | None, Measure("", "whole")] = None
+    """Per device."""
+    subcores: Annotated[Quantity | None, Measure("", "whole")] = None
+    """Vector subcores of one SparseCore."""
+    lanes: Annotated[Quantity | None, Measure("", "whole")] = None
+    """32-bit elements that a subcore computes with in a cycle."""
+    vmem: Annotated[Quantity | None, Measure("B", "whole")] = None
+    """Of one vector subcore."""
+    granule: Annotated[Quantity | None, Measure("B", "whole")] = None
+    """What its copies move at once."""
+    stream_latency: Annotated[Quantity | None, Measure("s", "number")] = None
+    """From the start of a copy until its bytes move."""
+    stream_rate: Annotated[Quantity | None, Measure("B/s", "positive")] = None
+    """What one copy of a subcore moves."""
+
+
 class SyncSpec(Group):
     """What operations on semaphores cost their core, once they can proceed."""
 
@@ -190,12 +209,14 @@ class TileSpec(Group):
     bits_4: Tile
 
 
-GROUPS: tuple[str, ...] = ("core", "hbm", "vmem", "smem", "semaphores", "ici", "dma", "sync", "xla", "tiles")
+GROUPS: tuple[str, ...] = (
+    "core", "hbm", "vmem", "smem", "semaphores", "ici", "dma", "sparsecore", "sync", "xla", "tiles",
+)  # fmt: skip
 """The groups of a :class:`ChipSpec`, in the order they are shown."""
 
 
 class ChipSpec(BaseModel):
-    """One chip: its identity and ten groups of quantities; see :func:`tpusim.chips.load_chip`."""
+    """One chip: its identity and eleven groups of quantities; see :func:`tpusim.chips.load_chip`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -216,6 +237,7 @@ class ChipSpec(BaseModel):
     semaphores: SemaphoreSpec
     ici: IciSpec
     dma: DmaSpec
+    sparsecore: SparseCoreSpec = SparseCoreSpec()
     sync: SyncSpec
     xla: XlaSpec
     tiles: TileSpec

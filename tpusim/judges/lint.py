@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from tpusim.findings import Finding, Kind, where_of
-from tpusim.specs import MemorySpace
+from tpusim.specs import SPARSE, MemorySpace
 
 if TYPE_CHECKING:
     from tpusim.machine.dma import Copy
@@ -101,6 +101,8 @@ def lint_copies(machine: Machine, log: EventLog) -> list[Finding]:
                 flaws = region.flaws = () if region is region.spec.whole else tuple(broken(region))
             if not flaws or copy.dst_sem.spec.is_of_pipeline:
                 continue  # of blocks, the compiler cuts their copies itself
+            if copy.src.spec.space in SPARSE or copy.dst.spec.space in SPARSE:
+                continue  # without tiles; its own rules are not known here
             where = where_of(copy.site)
             for rule, problem in flaws:
                 key = where, region.spec.name, rule

@@ -105,8 +105,8 @@ class RaceJudge(Observer):
             for early in self._early.pop(semaphore):
                 self._report.signal_outside(early.core, semaphore, early.site, has_left=True)
         for buffer in call.buffers[core.device]:
-            if buffer.spec.home is not None:
-                continue  # a later call has it
+            if buffer.spec.home is not None or buffer.device != core.device:
+                continue  # a later call has it, or the first core of the device
             shadow = self._shadows.pop(buffer, None)
             if shadow is None:
                 continue
@@ -230,7 +230,7 @@ class RaceJudge(Observer):
             others = clock.others
             dst_sem, src_sem = copy.dst_sem, copy.src_sem
             counters, shadows = self._counters, self._shadows
-            target = dst.device
+            target = dst_sem.device  # whoever waits for it; not the owner where cores share an HBM
             reader = writer = Access(target, NEVER, copy)
             if src_sem is not None:
                 reader = Access(device, NEVER, copy, writer)

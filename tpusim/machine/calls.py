@@ -9,6 +9,7 @@ whether it was allowed to is a question of lifetime.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from tpusim.findings import Finding, Kind, Where
@@ -88,7 +89,21 @@ class Call:
             buffer = Buffer(spec, device, array)
             buffer.alive = scope is None
             table.append(buffer)
+        if machine.group > 1 and scope is None:
+            self._share(spec)
         return spec
+
+    def _share(self, spec: BufferSpec) -> None:
+        """Give the cores that have a memory in common one buffer in it: HBM a device, shared VMEM a SparseCore."""
+        machine = self.machine
+        if spec.space is MemorySpace.HBM:
+            size = machine.group
+        elif spec.space is MemorySpace.VMEM_SHARED:
+            size = prod(machine.cores_of_device[1:])
+        else:
+            return
+        for device, table in enumerate(self.buffers):
+            table[spec.position] = self.buffers[device - device % size][spec.position]
 
     def _spec(
         self, name: str, ref: MemoryRef, is_operand: bool, initialised: bool, scope: Scope | None, slots: int

@@ -247,7 +247,7 @@ class Core:
         if semaphore.device == self.device:
             semaphore.add(amount, now)
             return
-        arrival = now + timing.remote_signal_ps + machine.wiring.hop_ps(self.device, semaphore.device)
+        arrival = now + machine.wiring.signal_ps(self.device, semaphore.device)
         event = self.signal_type(self, semaphore, amount, site)
         self.schedule(event, SIGNAL + self.order + number, arrival - self.since_ps)
 

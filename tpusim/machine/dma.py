@@ -124,10 +124,10 @@ class Copy(Flow):
         if source.is_box and target.is_box and not self.add:
             dst[target.index] = src[source.index]
             return
-        value = source.read(src)
         if self.add:
-            value = target.read(dst) + value
-        target.write(dst, value)
+            target.add(dst, source.read(src))
+        else:
+            target.write(dst, source.read(src))
 
     def written(self) -> None:
         """End of the writer leg."""

@@ -6,6 +6,7 @@ import gc
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,8 @@ class Machine(Reporting):
 
     ``devices[i]`` is the slice's device at row-major mesh position i; ``axis_sizes`` are the mesh axes in
     order.  ``data=False`` runs without array contents (SMEM stays real).  ``on_finding`` is ``"raise"``
-    or ``"record"``.  Life cycle: make it, ``new_call``, put a program on each core (``launch``), ``run``.
+    or ``"record"``.  ``cores_of_device``: sizes of those last mesh axes that are cores of one device.  Life
+    cycle: make it, ``new_call``, put a program on each core (``launch``), ``run``.
 
     The parts it is built of are class attributes: :class:`tpusim.machine.scheduled.ScheduledMachine` has others, so
     that schedules and faults cost nothing where there are none.
@@ -62,11 +64,15 @@ class Machine(Reporting):
         observers: Sequence[Observer] = (),
         max_events: int | None = None,
         max_ps: int | None = None,
+        cores_of_device: tuple[int, ...] = (),
     ) -> None:
         self.slice = slice_
         self.chip = chip
         self.axis_sizes = axis_sizes
         self.devices = devices
+        self.cores_of_device = cores_of_device
+        self.group = prod(cores_of_device)
+        """Mesh positions that are cores of one device and share its HBM."""
         self.data = data
         self.raises = on_finding == "raise"
         self.findings: list[Finding] = []
@@ -80,6 +86,8 @@ class Machine(Reporting):
         self.compute_ranges: dict[int, tuple[int, int]] = {}
         """Duration of a stretch of compute whose cycles are an estimate -> the least and the most it may be (ps)."""
         self.tiling = Tiling({bits: chip.tile(bits)[0] for bits in (32, 16, 8, 4)}, chip.dma.short_run.integer)
+        if chip.sparsecore.granule is not None:
+            self.tiling.granule_bytes = chip.sparsecore.granule.integer
         self.tiling.sublanes_by_bits[64] = self.tiling.sublanes_by_bits[32]
         self.wiring = self._wire()
         self.fabric = Fabric(self.env, SOLVE)
@@ -137,10 +145,15 @@ class Machine(Reporting):
         else:
             reason = f"vmem_limit_bytes is {format_bytes(scoped)} (a core of {chip.name} has {format_bytes(vmem)})"
         smem = chip.smem.capacity.integer
+        own, subcores = chip.sparsecore.vmem, chip.sparsecore.subcores
+        subcore_bytes = own.integer if own is not None else 0
+        shared = subcore_bytes * (subcores.integer if subcores is not None else 0)
         return {
             MemorySpace.VMEM: (limit, reason),
             MemorySpace.HBM: (hbm, f"a device of {chip.name} has {format_bytes(hbm)}"),
             MemorySpace.SMEM: (smem, f"a core of {chip.name} has {format_bytes(smem)}"),
+            MemorySpace.SUBCORE_VMEM: (subcore_bytes, f"a subcore of {chip.name} has {format_bytes(subcore_bytes)}"),
+            MemorySpace.VMEM_SHARED: (shared, f"a SparseCore of {chip.name} has {format_bytes(shared)}"),
         }
 
     def price_access(self, region: Region) -> tuple[int, int]:
@@ -287,7 +300,7 @@ class _Exit:
         device = self.core.device
         machine = self.core.machine
         for buffer in call.buffers[device]:
-            if buffer.spec.home is not None:
+            if buffer.spec.home is not None or buffer.device != device:
                 continue
             for copy in buffer.writing:
                 if copy.core is not self.core and copy.issued_ps <= machine.env.now:

@@ -15,7 +15,7 @@ import numpy as np
 
 from tpusim.errors import OptionError, OutOfBoundsError, ShapeMismatchError
 from tpusim.machine.overlaps import RegionIndex
-from tpusim.specs import MemorySpace
+from tpusim.specs import SPARSE, MemorySpace
 from tpusim.units import format_bytes
 
 if TYPE_CHECKING:
@@ -27,7 +27,12 @@ if TYPE_CHECKING:
 Index = int | tuple[int, int] | tuple[int, int, int]
 """One dimension of a region's key: an int drops it, ``(start, size[, stride])`` keeps it."""
 
-_SPACE_CODES = {MemorySpace.HBM: 0, MemorySpace.VMEM: 1, MemorySpace.SMEM: 2}
+_SPACE_CODES = {
+    space: code
+    for code, space in enumerate(
+        (MemorySpace.HBM, MemorySpace.VMEM, MemorySpace.SMEM, MemorySpace.SUBCORE_VMEM, MemorySpace.VMEM_SHARED)
+    )
+}
 
 LANE_BYTES = 512
 """128 lanes of 32 bits: one row of a tile, the unit that narrow arrays are padded to."""
@@ -36,9 +41,11 @@ LANE_BYTES = 512
 class Tiling:
     """How one memory space of a chip lays out arrays: tiles of sublanes x 128 lanes, none in SMEM."""
 
-    __slots__ = ("short_run_bytes", "sublanes_by_bits")
+    __slots__ = ("granule_bytes", "short_run_bytes", "sublanes_by_bits")
 
-    def __init__(self, sublanes_by_bits: dict[int, int], short_run_bytes: int) -> None:
+    def __init__(self, sublanes_by_bits: dict[int, int], short_run_bytes: int, granule_bytes: int = 32) -> None:
+        self.granule_bytes = granule_bytes
+        """What a SparseCore moves at once; its memories have no tiles."""
         self.sublanes_by_bits = sublanes_by_bits
         self.short_run_bytes = short_run_bytes
 
@@ -91,7 +98,8 @@ class BufferSpec:
         self.sublanes = self._sublanes()
         self.nbytes = _ceil(int(np.prod(shape, dtype=np.int64)) * self.bits, 8)
         self.whole = Region(self, tuple((0, size, 1) for size in shape), tuple(range(len(shape))))
-        self.padded_bytes = slots * (self.whole.wire_bytes if self.space is MemorySpace.SMEM else self._padded())
+        is_tiled = self.space is not MemorySpace.SMEM and self.space not in SPARSE
+        self.padded_bytes = slots * (self._padded() if is_tiled else self.whole.wire_bytes)
 
     def _sublanes(self) -> int:
         """Rows of a tile: the chip's, fewer where a power of two of them holds all rows of the array.
@@ -212,6 +220,12 @@ class Region:
         spec = self.spec
         if spec.space is MemorySpace.SMEM:
             return _ceil(self.nbytes, 4) * 4
+        if spec.space in SPARSE:
+            granule = spec.tiling.granule_bytes
+            if self.dense or not self.box:
+                return _ceil(self.nbytes, granule) * granule
+            run = _ceil(self.box[-1][1] * spec.bits, 8 * granule) * granule
+            return self.size // self.box[-1][1] * run
         bits = spec.bits
         packing = max(1, 32 // bits)
         box = ((0, 1, 1),) * (2 - len(self.box)) + self.box
@@ -288,6 +302,10 @@ class Region:
     def write(self, array: np.ndarray[Any, Any], value: Any) -> None:
         """Put values into the buffer's array."""
         array[self.index] = value
+
+    def add(self, array: np.ndarray[Any, Any], value: Any) -> None:
+        """Add values to those in the buffer's array."""
+        self.write(array, self.read(array) + value)
 
     def overlaps(self, other: Region) -> bool:
         """Whether the two regions of one buffer share an element."""

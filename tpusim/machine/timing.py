@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from tpusim.chips import ChipSpec
+from tpusim.chips import ChipSpec, Quantity
 from tpusim.costs import CostTable
-from tpusim.specs import MemorySpace
+from tpusim.errors import InternalError
+from tpusim.specs import SPARSE, MemorySpace
 from tpusim.units import cycles_ps, ps_from_seconds
 
+STREAM = "stream"
 _CLASSES = {
     (MemorySpace.HBM, MemorySpace.VMEM): "hbm_to_vmem",
     (MemorySpace.VMEM, MemorySpace.HBM): "vmem_to_hbm",
@@ -46,17 +48,27 @@ class Timing:
         """Start latency of a copy of a direction class such as ``hbm_to_vmem`` or ``remote``."""
         found = self._start_ps.get(kind)
         if found is None:
-            found = self._start_ps[kind] = ps_from_seconds(getattr(self.chip.dma, f"start_latency_{kind}").number)
+            latency = self._stream("latency") if kind == STREAM else getattr(self.chip.dma, f"start_latency_{kind}")
+            found = self._start_ps[kind] = ps_from_seconds(latency.number)
         return found
 
     def rate(self, kind: str) -> int:
         """What one engine of a direction class moves, bytes per second."""
         found = self._rates.get(kind)
         if found is None:
-            found = self._rates[kind] = int(getattr(self.chip.dma, f"rate_{kind}").number)
+            rate = self._stream("rate") if kind == STREAM else getattr(self.chip.dma, f"rate_{kind}")
+            found = self._rates[kind] = int(rate.number)
+        return found
+
+    def _stream(self, what: str) -> Quantity:
+        found: Quantity | None = getattr(self.chip.sparsecore, f"stream_{what}")
+        if found is None:
+            raise InternalError(f"{self.chip.name} has no SparseCore")
         return found
 
 
 def direction_class(src: MemorySpace, dst: MemorySpace) -> str:
-    """The direction class of a copy within one device."""
+    """The direction class of a copy within one device; any with a SparseCore's memory is a stream."""
+    if src in SPARSE or dst in SPARSE:
+        return STREAM
     return _CLASSES.get((src, dst), "smem")

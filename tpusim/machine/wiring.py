@@ -53,6 +53,7 @@ class Wiring:
         self._routes: dict[tuple[int, int, int, int], Route] = {}
         """Routes built so far, by device and memory of both ends."""
         self._hops: dict[tuple[int, int], int] = {}
+        self._signals: dict[tuple[int, int], int] = {}
 
     def route(self, src: Buffer, dst: Buffer) -> Route:
         """The route between the memories of two buffers, which the source keeps from now on."""
@@ -74,6 +75,17 @@ class Wiring:
                 ends = self.devices[source], self.devices[target]
                 found = topology.hops(self.slice, *ends) * self.timing.hop_ps
             self._hops[key] = found
+        return found
+
+    def signal_ps(self, source: int, target: int) -> int:
+        """From a signal on its core until it is counted; between cores of one device no link is crossed."""
+        key = (source, target)
+        found = self._signals.get(key)
+        if found is None:
+            is_near = self.devices[source] == self.devices[target]
+            timing = self.timing
+            found = timing.signal_ps if is_near else timing.remote_signal_ps + self.hop_ps(source, target)
+            self._signals[key] = found
         return found
 
     def hbm(self, device: int) -> Resource:
@@ -111,7 +123,7 @@ class Wiring:
 
     def _build(self, source: int, src: MemorySpace, target: int, dst: MemorySpace) -> Route:
         ends = [self.hbm(d) for d, space in ((source, src), (target, dst)) if space is MemorySpace.HBM]
-        if source == target:
+        if self.devices[source] == self.devices[target]:
             kind, warns = direction_class(src, dst), False
             links: tuple[int, ...] = ()
         else:

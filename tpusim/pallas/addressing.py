@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from tpusim.pallas import internals
-from tpusim.pallas.block import Block
+from tpusim.pallas.block import Block, Value
+from tpusim.pallas.index_lists import IndexList, index_list
 from tpusim.pallas.lowered import Lowered
 from tpusim.pallas.symbols import (
     RefSymbol,
@@ -50,6 +51,10 @@ class Addressing:
         """A new name."""
         raise NotImplementedError
 
+    def site(self, eqn: Any) -> str:
+        """The user's line of an equation, as an entry of the site table."""
+        raise NotImplementedError
+
     def integer(self, block: Block, value: Any) -> str:
         """An expression for a Python int or bool."""
         raise NotImplementedError
@@ -63,6 +68,9 @@ class Addressing:
 
     def region(self, block: Block, ref: Any, eqn: Any, *, reads: bool = False) -> tuple[RefSymbol, str]:
         """A ref operand: its buffer, and an expression for the region it names; ``reads``: it is not written."""
+        listed = self._index_list(block, ref, eqn)
+        if listed is not None:
+            return self._indexed(block, listed, eqn, reads)
         symbol, keys = self.resolve(block, ref, eqn)
         if not isinstance(symbol, RefSymbol):
             raise internals.not_modelled(f"{eqn.primitive.name} on semaphores", eqn)
@@ -95,6 +103,35 @@ class Addressing:
         block.regions[symbol.slot, text] = name
         if any(isinstance(key, View) for key in keys):
             self.views.add(name)
+        return symbol, name
+
+    def nbytes(self, block: Block, ref: Any, eqn: Any) -> str:
+        """An expression for the bytes of a region."""
+        listed = self._index_list(block, ref, eqn)
+        if listed is None:
+            return f"{self.region(block, ref, eqn, reads=True)[1]}.nbytes"
+        whole = self.region(block, listed.base, eqn, reads=True)[1]
+        return f"{whole}.nbytes // {listed.extent} * {listed.length}"
+
+    def _index_list(self, block: Block, ref: Any, eqn: Any) -> IndexList | None:
+        try:
+            return index_list(ref)
+        except TransformError as error:
+            raise internals.not_modelled(f"{error} in {eqn.primitive.name}", eqn) from None
+
+    def _indexed(self, block: Block, listed: IndexList, eqn: Any, reads: bool) -> tuple[RefSymbol, str]:
+        """A part of a buffer that a list of indices names; the list is read here."""
+        symbol, whole = self.region(block, listed.base, eqn, reads=reads)
+        if isinstance(listed.indices, Value):
+            code = listed.indices.code
+        else:
+            source, region = self.region(block, listed.indices, eqn, reads=True)
+            if source.space not in (MemorySpace.SUBCORE_VMEM, MemorySpace.VMEM, MemorySpace.SMEM):
+                raise internals.not_modelled(f"a list of indices in {source.space.name}", eqn)
+            code = f"rt.load_list(buf[p{source.slot}], {region}, {self.site(eqn)})"
+        name = self.fresh("r")
+        self.emit(f"{name} = indexed({whole}, {listed.dim}, rt.known({code}, 'a list of indices'))")
+        self.views.add(name)
         return symbol, name
 
     def _note_access(self, symbol: RefSymbol, keys: list[Step], scalar: str | None, eqn: Any) -> None:

@@ -102,7 +102,7 @@ class Rendezvous:
         """The cores that still wait for their group, and what for."""
         for group, waiting in self.waiting.items():
             here = {core.device for core, _ in waiting}
-            devices = range(len(self.machine.cores))
+            devices = range(0, len(self.machine.cores), self.machine.group)
             missing = [device for device in devices if self.place(device)[0] == group and device not in here]
             place = f" at {self.where}" if self.where is not None else ""
             text = (

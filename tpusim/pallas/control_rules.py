@@ -10,7 +10,7 @@ from tpusim.pallas.block import Block, Value, is_integer
 from tpusim.pallas.lower import Lowering, Rule
 from tpusim.pallas.lowered import ScopeDecl
 from tpusim.pallas.random_rules import is_impure
-from tpusim.specs import MemoryRef, SemaphoreArray
+from tpusim.specs import MemoryRef, MemorySpace, SemaphoreArray
 
 SEEN_BY_OTHERS = {
     "get", "swap", "masked_load", "masked_swap", "addupdate", "dma_start", "dma_wait", "semaphore_signal",
@@ -203,8 +203,10 @@ def _run_scoped(lowering: Lowering, block: Block, eqn: Any) -> None:
     types: list[MemoryRef | SemaphoreArray] = []
     slots: list[int] = []
     for position, var in enumerate(jaxpr.invars):
-        kind = internals.ref_type(var.aval)
+        kind = lowering.ref_type(var.aval)
         name = f"scoped{position}"
+        if kind.space is MemorySpace.VMEM_SHARED:
+            raise internals.not_modelled("run_scoped of VMEM_SHARED", eqn)
         slots.append(lowering.slots)
         lowering.add_slot(var, name, kind)
         names.append(name)

@@ -36,7 +36,7 @@ class Device(Evaluator):
         self.core = core
         self.suspend = hub.switch
         self.turns: dict[int, int] = {}
-        self.participants = len(run.machine.cores)
+        self.participants = len(run.machine.cores) // run.machine.group
         """How many devices execute the present task."""
         self._tasks: deque[Task] = deque()
         self._is_idle = core.done = True
@@ -96,13 +96,13 @@ class Device(Evaluator):
     def meet(self, meeting: Rendezvous, key: Any, operands: Sequence[Any]) -> list[Any]:
         """Meet the group; a meeting that all groups had is forgotten."""
         results = meeting.join(self.core, self.suspend, operands)
-        if meeting.left == len(self.run_.machine.cores):
+        if meeting.left == len(self.run_.machine.cores) // self.run_.machine.group:
             self.run_.meetings.pop(key, None)
         return results
 
     def _axis_index(self, axis: Any) -> int:
         sizes = self.run_.axis_sizes
-        coords = dict(zip(sizes, self.run_.machine.coordinates(self.core.device), strict=True))
+        coords = dict(zip(sizes, self.run_.machine.coordinates(self.core.device), strict=False))
         index = 0
         for name in (axis,) if isinstance(axis, str) else axis:
             index = index * sizes[name] + coords[name]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from tpusim.errors import CollectiveIdError, DeviceIdError, NotModelledError, OutOfBoundsError
+from tpusim.errors import CollectiveIdError, DeviceIdError, NotModelledError, OutOfBoundsError, error_for
 from tpusim.findings import Kind
 from tpusim.machine.core import Core
 from tpusim.machine.memory import Buffer, Region, sentinel
@@ -33,6 +34,7 @@ class Frame:
         "log",
         "own_random",
         "scopes",
+        "stride",
         "suspend",
     )
 
@@ -45,12 +47,15 @@ class Frame:
         collective_id: Any,
         suspend: Callable[[], object],
         log: Callable[[Core, str], None],
+        stride: int = 1,
     ) -> None:
         self.core = core
+        self.stride = stride
+        """Positions of the machine for each of the kernel's: cores of a device that have no part in it."""
         self.call = call
         self.scopes = scopes
         self.axis_sizes = axis_sizes
-        self.coords = core.machine.coordinates(core.device)
+        self.coords = core.machine.coordinates(core.device)[: len(axis_sizes)]
         self.collective_id = collective_id
         self.suspend = suspend
         self.log = log
@@ -102,6 +107,12 @@ class Frame:
         if value is not None and racing is not None and racing.dst is buffer:
             value = np.full_like(value, sentinel(value.dtype))
         return value
+
+    def load_list(self, buffer: Buffer, region: Region, site: Any) -> Any:
+        """A list of indices; one that is still on its way ends the run, for it may name anything."""
+        if self.core.load(buffer, region, site) is not None:
+            raise error_for(self.core.machine.findings[-1])
+        return self.peek(buffer, region)
 
     def load_masked(self, buffer: Buffer, region: Region, mask: Any, site: Any) -> Any:
         """The values of a region of which only those under a mask are looked at; without data that is all of it."""
@@ -213,7 +224,7 @@ class Frame:
             if not 0 <= part < size:
                 self.bad_device(coords)
             index = index * size + part
-        return index
+        return index * self.stride
 
     def named_device(self, parts: Sequence[tuple[tuple[str, ...], int]]) -> int:
         """The device at some coordinates, the others being this device's own."""
@@ -228,10 +239,15 @@ class Frame:
                 self.bad_device({"+".join(names): index})
         return self.device(tuple(coords.values()))
 
+    def core_of(self, device: int, core: int, total: int) -> int:
+        """Core number ``core`` of the ``total`` that run the kernel on a device."""
+        group = self.core.machine.group
+        return device // group * group + core * (group // total)
+
     def bad_device(self, device_id: Any) -> NoReturn:
         """A device id outside the mesh."""
         mesh = ", ".join(f"{axis}={size}" for axis, size in self.axis_sizes.items())
-        total = len(self.core.machine.cores)
+        total = prod(self.axis_sizes.values())
         raise DeviceIdError(f"device_id {device_id} names no device: the mesh is {mesh} ({total} devices)")
 
     # -- semaphores -----------------------------------------------------------------------------

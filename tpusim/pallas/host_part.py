@@ -25,12 +25,13 @@ from tpusim.options import RunOptions
 from tpusim.pallas import internals
 from tpusim.pallas.authors import Authors
 from tpusim.pallas.collectives import Rendezvous
+from tpusim.pallas.cores import program_axes
 from tpusim.pallas.devices import Device, happen_at
 from tpusim.pallas.distributed import Distributed, Mesh, elementwise
 from tpusim.pallas.handover import HandedArrays
 from tpusim.pallas.kernels import CapturedKernel, KernelInstance
 from tpusim.pallas.outer import Evaluator, Plans, PureRun
-from tpusim.pallas.shards import dimensions, host_array, mesh_of, shard
+from tpusim.pallas.shards import dimensions, host_array, shard
 from tpusim.result import Result
 from tpusim.session import Session
 
@@ -41,14 +42,14 @@ class Program:
     def __init__(self) -> None:
         self.plans = Plans()
         self._kernels: dict[Any, tuple[Any, CapturedKernel]] = {}
-        self._meshes: dict[int, tuple[Any, dict[str, int]]] = {}
+        self._meshes: dict[int, tuple[Any, dict[str, int], dict[str, int]]] = {}
 
-    def mesh(self, jaxpr: Any) -> dict[str, int]:
-        """Sizes of the mesh axes of a trace."""
+    def mesh(self, jaxpr: Any) -> tuple[dict[str, int], dict[str, int]]:
+        """Sizes of the mesh axes of a trace, and of those of the cores of each device."""
         found = self._meshes.get(id(jaxpr))
         if found is None:
-            found = self._meshes[id(jaxpr)] = (jaxpr, mesh_of(jaxpr))
-        return found[1]
+            found = self._meshes[id(jaxpr)] = (jaxpr, *program_axes(jaxpr))
+        return found[1], found[2]
 
     def kernel(self, eqn: Any, axis_sizes: dict[str, int], data: bool) -> CapturedKernel:
         """The lowered kernel of an equation."""
@@ -76,9 +77,9 @@ class Run:
         self.calls = calls
         """How often the program is executed; devices wait for each other in between only where it says so."""
         self.jaxpr, self.consts = internals.open_jaxpr(closed)
-        self.axis_sizes = program.mesh(self.jaxpr)
+        self.axis_sizes, cores = program.mesh(self.jaxpr)
         chosen = RunOptions.of({**options, "mesh": self.axis_sizes})
-        self.session = Session(chosen, tuple(self.axis_sizes), detail=detail, observers=observers)
+        self.session = Session(chosen, tuple(self.axis_sizes), detail=detail, observers=observers, cores=cores)
         self.machine = self.session.machine
         self.values: list[Any] = []
         self.repeats: list[list[Any]] = []
@@ -97,7 +98,9 @@ class Run:
         inputs = [_input(leaf, var.aval) for leaf, var in zip(leaves, self.jaxpr.invars, strict=True)]
         with np.errstate(all="ignore"):  # the greenlets take this along
             hub = greenlet.getcurrent()
-            self.devices = [Device(self, core, hub) for core in self.machine.cores]
+            for core in self.machine.cores:
+                core.done = True
+            self.devices = [Device(self, core, hub) for core in self.machine.cores[:: self.machine.group]]
             host = _Host(self, hub, inputs)
             try:
                 result = self.session.finish(lambda: self._outputs(self.values), run=lambda: self._run(host))
@@ -165,7 +168,8 @@ class _Host(Evaluator):
     def __init__(self, run: Run, hub: greenlet.greenlet, inputs: Sequence[Any]) -> None:
         super().__init__(run.program.plans)
         self.run_ = run
-        self.mesh = Mesh(run.axis_sizes, [run.machine.coordinates(core.device) for core in run.machine.cores])
+        axes = len(run.axis_sizes)
+        self.mesh = Mesh(run.axis_sizes, [run.machine.coordinates(d.core.device)[:axes] for d in run.devices])
         self.results: list[list[Any]] = []
         self._inputs = inputs
         self._suspend = hub.switch
@@ -237,7 +241,7 @@ class _Host(Evaluator):
         ]
 
         def task(device: Device) -> None:
-            number = device.core.device
+            number = device.core.device // self.run_.machine.group
             device.participants = len(self.run_.devices)
             parts = [self._part(v, dims, number) for v, dims in zip(operands, in_specs, strict=True)]
             for result, part in zip(results, device.evaluate(jaxpr, consts, parts), strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from types import TracebackType
 from typing import Any
 
@@ -19,6 +20,7 @@ from tpusim.machine.memory import BufferSpec, SpecCache, fresh_array
 from tpusim.machine.semaphores import SemaphoreSpec
 from tpusim.machine.timing import Timing
 from tpusim.pallas import control_rules, internals, memory_rules, random_rules, sync_rules
+from tpusim.pallas.cores import check_arguments, check_axes, check_machine, run_on_cores, sparse_prices
 from tpusim.pallas.frame import Frame
 from tpusim.pallas.handover import HandedArrays, HandedSemaphores, outlive
 from tpusim.pallas.internals.kernels import KernelCall, kernel_call
@@ -40,20 +42,27 @@ class CapturedKernel:
         # Traced by itself, a call has no line of the user's; then it is known by its kernel's.
         self.where = internals.where_of_equation(eqn) or internals.where_of_function(self.contents.jaxpr)
         self.axis_sizes = axis_sizes
+        """The mesh of devices."""
         self.data = data
         contents = self.contents
+        check_axes(axis_sizes, contents.cores, eqn)
+        self.all_axes = {**axis_sizes, **contents.cores}
         names = argument_names(contents.jaxpr)
         self.maps = lower_maps(contents, names, axis_sizes, RULES, self.where)
         self.lowered: Lowered = Lowering(
             contents.jaxpr,
             contents.name,
             names,
-            axis_sizes,
+            self.all_axes,
             data,
             RULES,
             holdable=holdable(contents),
             aliases={contents.num_prefetch + contents.num_inputs + out: source for source, out in contents.aliases},
+            cores=contents.cores,
+            is_sparse=contents.is_sparse,
         ).out
+        if contents.cores:
+            check_arguments(self, eqn)
         self.bind = self.lowered.compile()
         self.specs = SpecCache()
         """Buffers of the calls so far."""
@@ -81,7 +90,10 @@ class CapturedKernel:
         positions = [item.position for item in items]
         known, at, found = self._bound
         if found is None or positions != at or any(new is not old for new, old in zip(wholes, known, strict=True)):
-            prices = _prices(lowered.works, timing, share, is_exact, ranges)
+            if self.contents.is_sparse:
+                prices = sparse_prices(lowered.works, timing)
+            else:
+                prices = _prices(lowered.works, timing, share, is_exact, ranges)
             found = self.bind(positions, wholes, self.segments(), lowered.sites, lowered.consts, prices)
             self._bound = wholes, positions, found
         return found
@@ -149,12 +161,14 @@ class KernelInstance:
         is_exact: bool = False,
     ) -> None:
         self.kernel = kernel
-        self.devices = len(machine.cores) if devices is None else devices
+        self.devices = len(machine.cores) // machine.group if devices is None else devices
         self.handed = handed or HandedArrays()
         self.left = 0
         self.machine = machine
         self.log = log
         contents, lowered, timing = kernel.contents, kernel.lowered, machine.timing
+        if contents.cores or (lowered.is_remote and machine.group > 1):
+            check_machine(kernel, machine)
         first_output = contents.num_prefetch + contents.num_inputs
         hands_over = any(
             kind.semaphore is not None for _, kind in lowered.arguments[first_output:][: contents.num_outputs]
@@ -193,6 +207,8 @@ class KernelInstance:
         self.share = cores if any(contents.parallel) else 1
         self.control_ps = control_ps(timing, len(contents.grid), self.share)
         self.program = kernel.program(items, timing, self.share, is_exact, machine.compute_ranges)
+        self.stride = machine.group // prod(contents.cores.values())
+        self.scoped = {item for scope in self.scopes for item in scope.items}
 
     def run(self, core: Core, suspend: Suspend, values: Sequence[Any]) -> list[Any]:
         """The kernel on one device: operand arrays in, result arrays out (``None`` without data)."""
@@ -201,7 +217,11 @@ class KernelInstance:
         bounds = iter(values)
         grid = tuple(int(next(bounds)) if bound is None else bound for bound in contents.grid)
         outputs = self._admit(core.device, list(bounds))
-        frame = Frame(core, call, self.scopes, kernel.axis_sizes, contents.collective_id, suspend, self.log)
+        if contents.cores:
+            run_on_cores(self, core, suspend)
+            self._over()
+            return outputs
+        frame = self.frame(core, suspend)
         seen = [axis for axis in range(len(grid)) if axis not in contents.vmapped]
         frame.grid = tuple(grid[axis] for axis in seen)
 
@@ -220,13 +240,22 @@ class KernelInstance:
             run = mapped if contents.vmapped else body
             self.operands.pipeline.run(core, suspend, frame, grid, run, self.control_ps)
             machine.exit(core)
-            self.left += 1
-            if self.is_over:
-                self._release()
+            self._over()
         except FindingError as error:
             where = kernel.where_in_source(error.__traceback__)
             raise placed(error, machine, core, where, frame.grid_index) from None
         return outputs
+
+    def frame(self, core: Core, suspend: Suspend) -> Frame:
+        """The kernel as one core sees it."""
+        kernel = self.kernel
+        collective_id = kernel.contents.collective_id
+        return Frame(core, self.call, self.scopes, kernel.all_axes, collective_id, suspend, self.log, self.stride)
+
+    def _over(self) -> None:
+        self.left += 1
+        if self.is_over:
+            self._release()
 
     @property
     def is_over(self) -> bool:
@@ -245,9 +274,8 @@ class KernelInstance:
         kernel, arrays = self.kernel, self.operands.arrays
         contents, lowered = kernel.contents, kernel.lowered
         buffers = self.call.buffers[device]
-        scoped = {item for scope in self.scopes for item in scope.items}
         for buffer in buffers:
-            if buffer.spec not in scoped:
+            if buffer.spec not in self.scoped:
                 buffer.alive = True
         aliased = {source for source, _ in contents.aliases}
         keep = self.machine.data

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from tpusim.pallas.lowered import Lowered, Origin, where_of_origin
 from tpusim.pallas.segments import Segment, known_part
 from tpusim.pallas.symbols import RefSymbol, SemaphoreSymbol
 from tpusim.pallas.work import Work
-from tpusim.specs import MemorySpace
+from tpusim.specs import SPARSE, MemorySpace
 
 _FILES = count(1)
 
@@ -50,8 +51,14 @@ class Lowering(Addressing):
         num_integers: int = 0,
         holdable: Mapping[int, bool] | None = None,
         aliases: Mapping[int, int] | None = None,
+        cores: Mapping[str, int] = MappingProxyType({}),
+        is_sparse: bool = False,
     ) -> None:
         self.rules = rules
+        self.cores = cores
+        """Those of the axes that are cores of one device."""
+        self.is_sparse = is_sparse
+        """Whether it runs on SparseCores."""
         self.aliases = aliases or {}
         """Slots that may be the same memory as another one."""
         self.name = name
@@ -83,7 +90,7 @@ class Lowering(Addressing):
         for var, integer in zip(integers, self.integers, strict=True):
             self.env[var] = Value(integer, True)
         for position, (var, argument) in enumerate(zip(refs, argument_names, strict=True)):
-            kind = internals.ref_type(var.aval)
+            kind = self.ref_type(var.aval)
             self._argument(var, argument, kind, position)
         results = self.lower_jaxpr(jaxpr)
         if results:
@@ -163,6 +170,13 @@ class Lowering(Addressing):
     def _argument(self, var: Any, name: str, kind: internals.RefType, slot: int) -> None:
         self.out.arguments.append((name, kind))
         self.add_slot(var, name, kind)
+
+    def ref_type(self, aval: Any) -> internals.RefType:
+        """The type of a ref; VMEM is that of a subcore where the kernel runs on them."""
+        kind = internals.ref_type(aval)
+        if self.is_sparse and kind.space is MemorySpace.VMEM:
+            return kind._replace(space=MemorySpace.SUBCORE_VMEM)
+        return kind
 
     def add_slot(self, var: Any, name: str, kind: internals.RefType) -> None:
         """Give a ref of the kernel a place in the buffer or semaphore tables."""
@@ -260,7 +274,7 @@ class Lowering(Addressing):
 
     def compute(self, eqn: Any, ref: RefSymbol | None = None) -> None:
         """Put a load, store or array equation into the work that is charged at the next point others can see."""
-        if ref is not None and ref.space is not MemorySpace.VMEM:
+        if ref is not None and ref.space is not MemorySpace.VMEM and ref.space not in SPARSE:
             return  # scalars have a price of their own
         if self.work is None:
             self.work = Work(self.name)

@@ -184,7 +184,8 @@ class KernelRun:
     """One run of the machine for one call of one kernel; ``outputs`` has the results of each device."""
 
     def __init__(self, kernel: CapturedKernel, options: RunOptions) -> None:
-        self.session = Session(replace(options, mesh=kernel.axis_sizes), tuple(kernel.axis_sizes))
+        cores = kernel.contents.cores
+        self.session = Session(replace(options, mesh=kernel.axis_sizes), tuple(kernel.axis_sizes), cores=cores)
         self.kernel = kernel
         self.outputs: dict[int, list[Any]] = {}
 
@@ -203,13 +204,14 @@ class KernelRun:
         machine = self.session.machine
         instance = KernelInstance(self.kernel, machine, self._log, is_exact=self.session.options.compute == "exact")
         suspend = greenlet.getcurrent().switch
+        firsts = machine.cores[:: machine.group]
         for core in machine.cores:
-            core.done = core.device not in operands
+            core.done = core not in firsts or firsts.index(core) not in operands
         for device, values in sorted(operands.items()):
-            core = machine.cores[device]
+            core = firsts[device]
 
             def main(core: Core = core, values: Operands = values) -> None:
-                self.outputs[core.device] = instance.run(core, suspend, values)
+                self.outputs[core.device // machine.group] = instance.run(core, suspend, values)
                 core.done = True
 
             thread = greenlet.greenlet(main)

@@ -36,6 +36,8 @@ def _require_vector_memory(symbol: RefSymbol, verb: str, shape: tuple[int, ...],
                 where=where,
             )
         )
+    if symbol.space is MemorySpace.VMEM_SHARED:
+        raise internals.not_modelled(f"vector {verb} of VMEM_SHARED ref {symbol.name}", eqn)
     if symbol.space is MemorySpace.SMEM and shape and symbol.key is None:
         raise MemorySpaceError(
             Finding(

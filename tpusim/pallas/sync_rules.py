@@ -67,7 +67,7 @@ def _start(lowering: Lowering, block: Block, eqn: Any, operands: Sequence[Any]) 
     priority, add = int(eqn.params.get("priority", 0)), bool(eqn.params.get("add", False))
     if priority > 1 or (priority and device is not None):
         lowering.emit(f"rt.unsupported('priority={priority} on this copy is not supported on TPU.', {site})")
-    if add:
+    if add and not lowering.is_sparse:
         lowering.emit(f"rt.unsupported('add=True is not supported on a TensorCore.', {site})")
     if src_sem is not None and device is None:
         lowering.emit(f"rt.unsupported('a source semaphore on a local copy is not supported on a TensorCore.', {site})")
@@ -88,9 +88,9 @@ def _wait(lowering: Lowering, block: Block, eqn: Any, operands: Sequence[Any]) -
     # count stand in the same two places for both legs.
     _, dst, semaphore, _, _ = operands
     _require_dma(lowering, block, semaphore, eqn)
-    _, region = lowering.region(block, dst, eqn, reads=True)
+    size = lowering.nbytes(block, dst, eqn)
     which = lowering.semaphore(block, semaphore, eqn)
-    arguments = f"{which}, {region}.nbytes, {lowering.site(eqn)}"
+    arguments = f"{which}, {size}, {lowering.site(eqn)}"
     before, at = lowering.last_wait, len(lowering.lines)
     if before is not None and before[:2] == (at, lowering.depth):  # right after another wait: suspend once for both
         lowering.lines.pop()
@@ -128,6 +128,8 @@ def device_code(lowering: Lowering, block: Block, device_id: Any, eqn: Any) -> s
         name = lowering.fresh("d")
         lowering.emit(f"{name} = rt.named_device([{', '.join(parts)}])")
         return name
+    if lowering.cores and not isinstance(device_id, Mapping):
+        return _device_of_cores(lowering, block, device_id, eqn)
     if isinstance(device_id, tuple | list):
         coords = [lowering.integer(block, part) for part in device_id]
         if is_logical and len(coords) == 1:
@@ -157,6 +159,21 @@ def device_code(lowering: Lowering, block: Block, device_id: Any, eqn: Any) -> s
     return _index(lowering, lowering.integer(block, device_id))
 
 
+def _device_of_cores(lowering: Lowering, block: Block, device_id: Any, eqn: Any) -> str:
+    """Another device by its mesh coordinates, in a kernel on several cores: there it is the caller's own core."""
+    axes = [axis for axis in lowering.axes if axis not in lowering.cores]
+    coords = [lowering.integer(block, part) for part in device_id] if isinstance(device_id, tuple | list) else None
+    if coords is None and (len(axes) == 1 or "LOGICAL" in str(eqn.params.get("device_id_type"))):
+        parts = f"({tuple(axes)!r}, {lowering.integer(block, device_id)})"
+    elif coords is not None and len(coords) == len(axes):
+        parts = ", ".join(f"({(axis,)!r}, {code})" for axis, code in zip(axes, coords, strict=True))
+    else:
+        raise internals.not_modelled(f"a device_id of this form in a kernel on several cores (mesh axes {axes})", eqn)
+    name = lowering.fresh("d")
+    lowering.emit(f"{name} = rt.named_device([{parts}])")
+    return name
+
+
 def _index(lowering: Lowering, code: str) -> str:
     total = prod(lowering.axes.values())
     name = lowering.fresh("d")
@@ -165,16 +182,31 @@ def _index(lowering: Lowering, code: str) -> str:
     return name
 
 
+def _core_of_device(lowering: Lowering, block: Block, device: str | None, core: str, eqn: Any) -> str | None:
+    """The mesh position of a device's core, by its row-major number among those that run the kernel."""
+    if not lowering.cores:
+        if core != "0":
+            raise internals.not_modelled("semaphore_signal to another core of the device: the kernel has one", eqn)
+        return device
+    if len(lowering.cores) > 1:
+        raise internals.not_modelled("core_index in a kernel on subcores; say device_id={axis: index}", eqn)
+    lowering.out.is_remote = True
+    name, total = lowering.fresh("d"), prod(lowering.cores.values())
+    lowering.emit(f"if not 0 <= {core} < {total}: rt.bad_device('core_index ' + str({core}))")
+    lowering.emit(f"{name} = rt.core_of({device or 'core.device'}, {core}, {total})")
+    return name
+
+
 def _semaphore_signal(lowering: Lowering, block: Block, eqn: Any) -> None:
     leaves = [lowering.read(var) for var in eqn.invars]
     ref, transforms, amount, device_id, core_index = tree_util.tree_unflatten(eqn.params["args_tree"], leaves)
     lowering.flush(block)
-    if core_index is not None and lowering.integer(block, core_index) != "0":
-        raise internals.not_modelled("semaphore_signal to another core of the device", eqn)
     device = None
     if device_id is not None:
         device = device_code(lowering, block, device_id, eqn)
         lowering.out.is_remote = True
+    if core_index is not None:
+        device = _core_of_device(lowering, block, device, lowering.integer(block, core_index), eqn)
     which = lowering.semaphore(block, internals.TransformedRef(ref, tuple(transforms)), eqn, device)
     lowering.emit(f"core.signal({which}, {lowering.integer(block, amount)}, {lowering.site(eqn)})")
 

@@ -57,7 +57,7 @@ def _arrival_ps(signal: SignalSent) -> int:
     if target == core.device:
         return signal.sent_ps
     machine = core.machine
-    return signal.sent_ps + machine.timing.remote_signal_ps + machine.wiring.hop_ps(core.device, target)
+    return signal.sent_ps + machine.wiring.signal_ps(core.device, target)
 
 
 def _match(arrivals: list[Arrival], waits: list[Wait]) -> list[Arrow]:

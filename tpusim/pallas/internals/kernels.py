@@ -18,7 +18,10 @@ from tpusim.pipeline import Dim
 
 _pallas_core = PrivateModule("jax._src.pallas.core")
 _mosaic_core = PrivateModule("jax._src.pallas.mosaic.core")
+_sparse_core = PrivateModule("jax._src.pallas.mosaic.sc_core")
 TensorCoreMesh = _mosaic_core.type("TensorCoreMesh")
+ScalarSubcoreMesh = _sparse_core.type("ScalarSubcoreMesh")
+VectorSubcoreMesh = _sparse_core.type("VectorSubcoreMesh")
 DynamicGridDim = _pallas_core.type("DynamicGridDim")
 
 
@@ -37,7 +40,11 @@ class Block(NamedTuple):
 
 
 class KernelCall(NamedTuple):
-    """What a ``pallas_call`` equation holds; ``grid`` has ``None`` where the bound is an operand."""
+    """What a ``pallas_call`` equation holds; ``grid`` has ``None`` where the bound is an operand.
+
+    ``cores``: axes of the cores of a device that run it, if it is more than the one TensorCore; ``is_sparse``: they are
+    those of SparseCores.
+    """
 
     name: str
     jaxpr: Any
@@ -53,6 +60,8 @@ class KernelCall(NamedTuple):
     vmem_limit_bytes: int | None
     skip_device_barrier: bool
     out_avals: tuple[Any, ...]
+    cores: dict[str, int]
+    is_sparse: bool
 
 
 def kernel_call(eqn: Any) -> KernelCall:
@@ -82,17 +91,31 @@ def kernel_call(eqn: Any) -> KernelCall:
         vmem_limit_bytes=getattr(compiler, "vmem_limit_bytes", None),
         skip_device_barrier=bool(getattr(compiler, "skip_device_barrier", False)),
         out_avals=tuple(params["out_avals"]),
+        cores={},
+        is_sparse=False,
     )
 
 
-def _core_kernel(eqn: Any) -> KernelCall:
-    """A ``pl.kernel`` or ``core_map`` over one TensorCore; all its arrays are whole."""
+def core_axes(eqn: Any) -> dict[str, int]:
+    """The axes of the cores of a device that run a kernel's equation; none where that is its one TensorCore."""
+    if eqn.primitive.name != "mpmd_map":
+        return {}
     params = eqn.params
     for mesh in (*params["meshes"], *params["external_meshes"]):
-        if not isinstance(mesh, TensorCoreMesh):
-            raise not_modelled(f"mpmd_map: a kernel on a {type(mesh).__name__} (SparseCore)", eqn)
-    if len(params["jaxprs"]) != 1 or math.prod(params["meshes"][0].shape.values()) != 1:
-        raise not_modelled("mpmd_map: a kernel on several cores", eqn)
+        if not isinstance(mesh, TensorCoreMesh | ScalarSubcoreMesh | VectorSubcoreMesh):
+            raise not_modelled(f"mpmd_map: a kernel on a {type(mesh).__name__}", eqn)
+    if len(params["meshes"]) != 1 or params["external_meshes"]:
+        raise not_modelled("mpmd_map: kernels on cores of several kinds at once", eqn)
+    (mesh,) = params["meshes"]
+    sizes = {str(axis): int(size) for axis, size in mesh.shape.items()}
+    return {} if isinstance(mesh, TensorCoreMesh) and math.prod(sizes.values()) == 1 else sizes
+
+
+def _core_kernel(eqn: Any) -> KernelCall:
+    """A ``pl.kernel`` or ``core_map``; all its arrays are whole."""
+    params = eqn.params
+    cores = core_axes(eqn)
+    is_sparse = not isinstance(params["meshes"][0], TensorCoreMesh)
     compiler = params["compiler_params"]
     jaxpr, _ = open_jaxpr(params["jaxprs"][0])
     outputs = tuple(params["out_avals"])
@@ -113,6 +136,8 @@ def _core_kernel(eqn: Any) -> KernelCall:
         vmem_limit_bytes=getattr(compiler, "vmem_limit_bytes", None),
         skip_device_barrier=bool(getattr(compiler, "skip_device_barrier", False)),
         out_avals=outputs,
+        cores=cores,
+        is_sparse=is_sparse,
     )
 
 

@@ -65,6 +65,7 @@ def ref_type(aval: Any, default: MemorySpace = MemorySpace.VMEM) -> RefType:
         "device": MemorySpace.HBM,
         "index": MemorySpace.SMEM,
         "key": MemorySpace.SMEM,
+        "vmem_shared": MemorySpace.VMEM_SHARED,
     }.get(name)
     if key_words(aval.dtype):
         return RefType((*shape, *key_words(aval.dtype)), found, np.dtype(np.uint32), None, aval.dtype._impl.name)

@@ -1,0 +1,227 @@
+"""Kernels on SparseCores: subcores with memory of their own, gathers and scatters by a list of indices."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tpusim
+from tpusim.errors import CapacityError, NotModelledError, OptionError, OutOfBoundsError, RaceError, UnwaitedError
+
+jax = pytest.importorskip("jax", reason="needs jax: pip install 'tpusim[pallas]'")
+jnp = jax.numpy
+lax = jax.lax
+pl = pytest.importorskip("jax.experimental.pallas")
+pltpu = pytest.importorskip("jax.experimental.pallas.tpu")
+plsc = pytest.importorskip("jax.experimental.pallas.tpu_sc")
+
+pytestmark = pytest.mark.jax
+
+DMA = pltpu.SemaphoreType.DMA
+SLICE = "v7x:1x1x1"
+RNG = np.random.default_rng(0)
+TABLE = RNG.normal(size=(200, 128)).astype(np.float32)
+LISTED = RNG.integers(0, 200, 32 * 16).astype(np.int32)
+
+
+def subcores(cores: int = 2, count: int = 16) -> Any:
+    return plsc.VectorSubcoreMesh(
+        core_axis_name="core", subcore_axis_name="subcore", num_cores=cores, num_subcores=count
+    )
+
+
+def on_subcores(body: Any, out: Any, scratch: Any = (), mesh: Any = subcores) -> Any:
+    """A kernel over the subcores of a device, traced where the chip is known."""
+    return lambda *arrays: pl.kernel(
+        body, out_type=jax.ShapeDtypeStruct(*out), mesh=mesh(), scratch_types=list(scratch)
+    )(*arrays)
+
+
+def run(fn: Any, *arrays: Any, slice: str = SLICE, **options: Any) -> Any:  # the option's name
+    return np.asarray(tpusim.pallas.simulate(fn, slice=slice, **options)(*arrays))
+
+
+def me() -> Any:
+    return lax.axis_index("core") * 16 + lax.axis_index("subcore")
+
+
+def gather(x_hbm: Any, i_hbm: Any, o_hbm: Any, i_vmem: Any, o_vmem: Any, sem: Any) -> None:
+    """16 rows by a list of indices, on each subcore."""
+    part = pl.ds(me() * 16, 16)
+    pltpu.sync_copy(i_hbm.at[part], i_vmem)
+    pltpu.async_copy(x_hbm.at[i_vmem], o_vmem, sem).wait()
+    pltpu.sync_copy(o_vmem, o_hbm.at[part])
+
+
+def scatter(x_hbm: Any, i_hbm: Any, o_hbm: Any, i_vmem: Any, x_vmem: Any, sem: Any) -> None:
+    part = pl.ds(me() * 16, 16)
+    pltpu.sync_copy(i_hbm.at[part], i_vmem)
+    pltpu.sync_copy(x_hbm.at[part], x_vmem)
+    pltpu.async_copy(x_vmem, o_hbm.at[i_vmem], sem).wait()
+
+
+ROWS = (pltpu.VMEM((16,), jnp.int32), pltpu.VMEM((16, 128), jnp.float32), DMA)
+OUT = ((512, 128), jnp.float32)
+
+
+GATHER = tpusim.pallas.simulate(on_subcores(gather, OUT, ROWS), slice=SLICE)
+SCATTER = tpusim.pallas.simulate(on_subcores(scatter, OUT, ROWS), slice=SLICE)
+
+
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 99), span=st.sampled_from([1, 7, 200]))
+def test_rows_gathered_by_any_list(seed: int, span: int) -> None:
+    indices = np.random.default_rng(seed).integers(0, span, 512).astype(np.int32)
+    np.testing.assert_array_equal(GATHER(TABLE, indices), TABLE[indices])
+
+
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 99))
+def test_rows_scattered_in_any_order(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    x, indices = rng.normal(size=(512, 128)).astype(np.float32), rng.permutation(512).astype(np.int32)
+    want = np.empty_like(x)
+    want[indices] = x
+    np.testing.assert_array_equal(SCATTER(x, indices), want)
+
+
+def test_subcores_that_scatter_to_the_same_row_race() -> None:
+    indices = np.arange(512, dtype=np.int32)
+    indices[511] = 3
+    with pytest.raises(RaceError, match=r"o_hbm\[16 indices\].*test_sparsecore.py"):
+        run(on_subcores(scatter, OUT, ROWS), np.zeros(OUT[0], np.float32), indices)
+
+
+def test_an_index_outside_the_table_names_it() -> None:
+    indices = LISTED.copy()
+    indices[40] = 200
+    with pytest.raises(OutOfBoundsError, match=r"index 200 of a list leaves dimension 0 of size 200.*test_sparsecore"):
+        run(on_subcores(gather, OUT, ROWS), TABLE, indices)
+
+
+def test_a_list_that_is_still_on_its_way_races() -> None:
+    def body(x_hbm: Any, i_hbm: Any, o_hbm: Any, i_vmem: Any, o_vmem: Any, sem: Any, early: Any) -> None:
+        part = pl.ds(me() * 16, 16)
+        copy = pltpu.async_copy(i_hbm.at[part], i_vmem, early)
+        pltpu.async_copy(x_hbm.at[i_vmem], o_vmem, sem).wait()
+        copy.wait()
+        pltpu.sync_copy(o_vmem, o_hbm.at[part])
+
+    with pytest.raises(RaceError, match="i_vmem"):
+        run(on_subcores(body, OUT, (*ROWS, DMA)), TABLE, LISTED)
+
+
+def test_a_gather_nobody_waits_for() -> None:
+    def body(x_hbm: Any, i_hbm: Any, o_hbm: Any, i_vmem: Any, o_vmem: Any, sem: Any) -> None:
+        pltpu.sync_copy(i_hbm.at[pl.ds(me() * 16, 16)], i_vmem)
+        pltpu.async_copy(x_hbm.at[i_vmem], o_vmem, sem)
+
+    with pytest.raises((UnwaitedError, tpusim.errors.LifetimeError, tpusim.errors.LeakError)):
+        run(on_subcores(body, OUT, ROWS), TABLE, LISTED)
+
+
+def pipelined_gather(axes: Any, x: Any, indices: Any) -> Any:
+    """The windows of a pipeline are the lists."""
+    count = indices.shape[0]
+
+    def kernel(x_hbm: Any, i_hbm: Any, o_hbm: Any) -> None:
+        pltpu.emit_pipeline(
+            lambda i_vmem, o_vmem: pltpu.sync_copy(x_hbm.at[i_vmem.at[0]], o_vmem),
+            grid=(count // 8,),
+            in_specs=[pl.BlockSpec((1, 8), lambda i: (0, i))],
+            out_specs=[pl.BlockSpec((8, 128), lambda i: (i, 0))],
+            core_axis_name=axes,
+            dimension_semantics=(pltpu.PARALLEL,),
+        )(i_hbm, o_hbm)
+
+    return on_subcores(kernel, ((count, 128), jnp.float32))(x, indices.reshape(1, count))
+
+
+def test_a_pipeline_over_all_subcores_gathers() -> None:
+    np.testing.assert_array_equal(run(partial(pipelined_gather, ("core", "subcore")), TABLE, LISTED), TABLE[LISTED])
+
+
+def test_a_pipeline_over_the_subcores_of_each_core_writes_everything_twice() -> None:
+    fn = partial(pipelined_gather, "subcore")
+    with pytest.raises(RaceError, match="o_hbm"):
+        run(fn, TABLE, LISTED)
+    np.testing.assert_array_equal(run(fn, TABLE, LISTED, on_finding="record"), TABLE[LISTED])
+
+
+@pytest.mark.parametrize(("slice_", "lanes"), [("v7x:1x1x1", 16), ("v6e:1x1", 8), ("v5p:2x2x1", 8)])
+def test_vectors_are_added_on_every_subcore(slice_: str, lanes: int) -> None:
+    def body(x_hbm: Any, y_hbm: Any, o_hbm: Any, x_vmem: Any, y_vmem: Any) -> None:
+        part = pl.ds(me() * 64, 64)
+        pltpu.sync_copy(x_hbm.at[part], x_vmem)
+        pltpu.sync_copy(y_hbm.at[part], y_vmem)
+
+        @pl.loop(0, 64, step=lanes)
+        def _(at: Any) -> None:
+            x_vmem[pl.ds(at, lanes)] += y_vmem[pl.ds(at, lanes)]
+
+        pltpu.sync_copy(x_vmem, o_hbm.at[part])
+
+    x, y = RNG.normal(size=(2, 2048)).astype(np.float32)
+    vector = pltpu.VMEM((64,), jnp.float32)
+    got = run(on_subcores(body, (x.shape, jnp.float32), (vector, vector)), x, y, slice=slice_)
+    np.testing.assert_array_equal(got, x + y)
+
+
+def test_scalar_subcores_sum_rows() -> None:
+    def body(x_hbm: Any, o_hbm: Any, row: Any) -> None:
+        here = lax.axis_index("core")
+        pltpu.sync_copy(x_hbm.at[here], row)
+
+        @pl.loop(1, 16)
+        def _(at: Any) -> None:
+            row[at] += row[at - 1]
+
+        pltpu.sync_copy(row, o_hbm.at[here])
+
+    x = RNG.integers(0, 64, (2, 16)).astype(np.int32)
+    mesh = partial(plsc.ScalarSubcoreMesh, axis_name="core", num_cores=2)
+    fn = on_subcores(body, (x.shape, jnp.int32), (pltpu.SMEM((16,), jnp.int32),), mesh)
+    np.testing.assert_array_equal(run(fn, x), np.cumsum(x, 1))
+
+
+def test_shared_vmem_is_that_of_one_sparsecore() -> None:
+    """Each subcore puts a row into it; the next subcore of its core takes it out after a signal."""
+
+    def body(x_hbm: Any, o_hbm: Any, shared: Any, ready: Any) -> None:
+        mine, others = lax.axis_index("subcore"), lax.rem(lax.axis_index("subcore") + 1, 16)
+        pltpu.sync_copy(x_hbm.at[me()], shared.at[mine])
+        pl.semaphore_signal(ready, 1, device_id={"subcore": others})
+        pl.semaphore_wait(ready, 1)
+        pltpu.sync_copy(shared.at[lax.rem(mine + 15, 16)], o_hbm.at[me()])
+
+    x = RNG.normal(size=(32, 128)).astype(np.float32)
+    scratch = (pltpu.VMEM_SHARED((16, 128), jnp.float32), pltpu.SemaphoreType.REGULAR)
+    got = run(on_subcores(body, (x.shape, jnp.float32), scratch), x)
+    np.testing.assert_array_equal(got.reshape(2, 16, 128), np.roll(x.reshape(2, 16, 128), 1, 1))
+
+
+def test_the_memory_of_a_subcore_is_small() -> None:
+    def body(o_hbm: Any, big: Any) -> None:
+        pltpu.sync_copy(big.at[pl.ds(0, 8)], o_hbm)
+
+    fn = on_subcores(body, ((8, 128), jnp.float32), (pltpu.VMEM((2048, 128), jnp.float32),))
+    with pytest.raises(CapacityError, match=r"1\.0 MiB of SUBCORE_VMEM.*a subcore of v7x has 512\.0 KiB"):
+        run(fn)
+
+
+def test_a_chip_without_sparsecores() -> None:
+    with tpusim.pallas.internals.chip.simulated_chip("v7x", 1):
+        mesh = subcores()
+    fn = on_subcores(gather, OUT, ROWS, lambda: mesh)
+    with pytest.raises(OptionError, match="runs on 2 x 16 SparseCores x subcores; a device of v5e:1x1 has none"):
+        run(fn, TABLE, LISTED, slice="v5e:1x1")
+
+
+def test_indices_need_data() -> None:
+    with pytest.raises(NotModelledError, match="data=False: the kernel needs the value of a list of indices"):
+        run(on_subcores(gather, OUT, ROWS), TABLE, LISTED, data=False)
