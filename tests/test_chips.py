@@ -164,11 +164,12 @@ def test_a_wrong_name(name, message):
         (
             "hop_latency",
             "chip v5e has no 'hop_latency'; did you mean 'ici.hop_latency'? "
-            "Possible: a key of core, hbm, vmem, smem, semaphores, ici, dma, sync, xla, tiles",
+            "Possible: a key of core, hbm, vmem, smem, semaphores, ici, dma, sparsecore, sync, xla, tiles",
         ),
         (
             "zzz",
-            "chip v5e has no 'zzz'. Possible: a key of core, hbm, vmem, smem, semaphores, ici, dma, sync, xla, tiles",
+            "chip v5e has no 'zzz'. Possible: a key of core, hbm, vmem, smem, semaphores, ici, dma, sparsecore, sync, "
+            "xla, tiles",
         ),
         (
             "ici.die_to_die_bandwidth",
@@ -176,7 +177,7 @@ def test_a_wrong_name(name, message):
             "ici.link_bandwidth, ici.nameplate_bandwidth, ici.hop_latency, ici.signal_latency, ici.wrap",
         ),
         ("simulated", "chip v5e has no 'simulated'. Possible: a key of core, hbm, vmem, smem, semaphores, ici, dma, "
-         "sync, xla, tiles"),
+         "sparsecore, sync, xla, tiles"),
     ],
 )  # fmt: skip
 def test_a_wrong_key(key, message):
@@ -291,7 +292,8 @@ def test_an_own_chip_holds_only_what_differs(tmp_path):
         (
             "base = 'v5e'\n[cores]\nclock = 3",
             "FILE has an unknown entry 'cores'; did you mean 'core'? Possible: name, description, device_kind, "
-            "simulated, torus_dims, cost_table, core, hbm, vmem, smem, semaphores, ici, dma, sync, xla, tiles",
+            "simulated, torus_dims, cost_table, core, hbm, vmem, smem, semaphores, ici, dma, sparsecore, sync, xla, "
+            "tiles",
         ),
         ("base = 'v5e'\nsync = 3", "FILE: 'sync' is a table of fields, not 3"),
         (
