@@ -381,6 +381,40 @@ def test_a_scope_that_ends_too_early() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("kind", "use", "said"),
+    [
+        (VMEM((8, 128), "float32"), lambda x, o, kept, sem: o.__setitem__(..., kept[...]), "load of kept"),
+        (VMEM((8, 128), "float32"), lambda x, o, kept, sem: kept.__setitem__(..., x[...]), "store to kept"),
+        (VMEM((8, 128), "float32"), lambda x, o, kept, sem: sync(kept, o, sem), "copy from kept"),
+        (DMA, lambda x, o, kept, sem: sync(x, o, kept), "use of kept"),
+        (DMA, lambda x, o, kept, sem: make_async_copy(x.at[0:0], o.at[0:0], kept).wait(), "use of kept"),
+        (REGULAR, lambda x, o, kept, sem: semaphore_signal(kept, 0), "use of kept"),
+        (REGULAR, lambda x, o, kept, sem: semaphore_wait(kept, 0), "use of kept"),
+    ],
+)
+def test_what_a_scope_owned_is_gone_after_it(kind: Any, use: Any, said: str) -> None:
+    def kernel(x_ref, o_ref, sem):
+        o_ref[...] = x_ref[...]
+        outside = []
+        run_scoped(lambda kept: outside.append(kept), kind)
+        use(x_ref, o_ref, outside[0], sem)
+
+    verdict = verify(kernel, scratch=(DMA,), in_specs=VMEM, out_specs=VMEM)
+    assert verdict.answer == "refuted"
+    assert kinds(verdict) == ["lifetime"]
+    assert verdict.errors[0].message == (
+        f"{said} on device (0,) outside the run_scoped that owns it: use it in the function that run_scoped calls."
+    )
+
+
+def sync(source: Any, destination: Any, sem: Any) -> None:
+    """Copy and wait."""
+    copy = make_async_copy(source, destination, sem)
+    copy.start()
+    copy.wait()
+
+
 def test_a_scope_that_a_neighbour_may_not_have_entered() -> None:
     def kernel(x_ref, o_ref):
         right = (axis_index("x") + 1) % axis_size("x")

@@ -165,7 +165,7 @@ class RaceJudge(Observer):
         """Whoever waits for it will know what the core has done."""
         clock = self._clocks[core.device]
         owner = semaphore.device
-        is_foreign = owner != core.device and semaphore.spec.kind is not SemaphoreType.BARRIER
+        is_foreign = amount and owner != core.device and semaphore.spec.kind is not SemaphoreType.BARRIER
         if is_foreign and semaphore.spec.is_scoped and not semaphore.alive and not self._has_left(clock, owner):
             early = EarlySignal(core, clock.others, len(clock.operations), site)
             self._early.setdefault(semaphore, []).append(early)

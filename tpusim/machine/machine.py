@@ -176,7 +176,7 @@ class Machine(Reporting):
     def _signal(self, event: Any) -> None:
         event.callbacks = _IGNORE
         semaphore = event.semaphore
-        if not semaphore.alive and not self._keeps(semaphore):
+        if event.amount and not semaphore.alive and not self._keeps(semaphore):
             self.note(
                 Kind.LIFETIME,
                 f"a signal from device {self.coordinates(event.core.device)} reaches {semaphore} on device "

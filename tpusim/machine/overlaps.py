@@ -35,6 +35,8 @@ class RegionIndex:
 
     def _add(self, region: Region) -> Links:
         links: Links = {}
+        if not region.size:
+            return links
         for other in self._near(region):
             if region.overlaps(other):
                 links[other] = other.is_within(region)

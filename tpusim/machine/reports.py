@@ -104,6 +104,8 @@ class Reporting:
 
     def report_outside_lifetime(self, copy: Copy, ends: str = "") -> None:
         """A copy that touches a buffer outside its owner's call or scope; ``ends``: what ends meanwhile."""
+        if not copy.dst_region.nbytes:
+            return  # touches nothing
         source, target = self.coordinates(copy.src.device), self.coordinates(copy.dst.device)
         away = "" if source == target else f" on device {source}"
         if ends:
@@ -125,8 +127,22 @@ class Reporting:
             time_ps=self.env.now,
         )
 
+    def report_gone(self, core: Core, verb: str, what: object, site: Any) -> None:
+        """A core uses a buffer or semaphore of its own after the scope it belongs to, or before."""
+        self.note(
+            Kind.LIFETIME,
+            f"{verb} {what} on device {self.coordinates(core.device)} outside the run_scoped that owns it: use it in "
+            "the function that run_scoped calls.",
+            core.device,
+            site,
+            argument=str(what),
+            time_ps=core.now,
+        )
+
     def report_uninitialised(self, copy: Copy) -> None:
         """A copy that sends memory nobody has written."""
+        if not copy.src_region.nbytes:
+            return
         self.note(
             Kind.UNINITIALISED,
             f"copy from {copy.src_region} on device {self.coordinates(copy.src.device)} to device "

@@ -49,6 +49,8 @@ class Executor(Transfers):
         require_vector_memory(region, "load")
         site = user_site()
         buffer = self.core.buffers[region.spec.position]
+        if not buffer.alive:
+            self.machine.report_gone(self.core, "load of", region, site)
         racing = self.core.load(buffer, region, site)
         array = buffer.array
         if not region.shape:
@@ -71,7 +73,10 @@ class Executor(Transfers):
         """Write a value to a region."""
         require_vector_memory(region, "store")
         buffer = self.core.buffers[region.spec.position]
-        self.core.store(buffer, region, user_site())
+        site = user_site()
+        if not buffer.alive:
+            self.machine.report_gone(self.core, "store to", region, site)
+        self.core.store(buffer, region, site)
         if region.shape:
             self._piece = self._piece.access(region.spec.dtype, region.shape, True)
         data = storable(value, region)

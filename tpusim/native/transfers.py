@@ -94,13 +94,20 @@ class Transfers(Places):
             src_sem = core.semaphores[send.position][send.flat]
         if priority or add:
             self._check_start(priority, add, send is not None, site)
+        source, dst_sem = core.buffers[src.position], semaphores[receive.position][receive.flat]
+        if not source.alive:
+            self.machine.report_gone(core, "copy from", src.region, site)
+        if src_sem is not None:
+            self._check_alive(src_sem, site)
+        if semaphores is core.semaphores:
+            self._check_alive(dst_sem, site)
         core.start(
-            core.buffers[src.position],
+            source,
             src.region,
             buffers[dst.position],
             dst.region,
             src_sem,
-            semaphores[receive.position][receive.flat],
+            dst_sem,
             site,
             priority,
             add,
@@ -129,11 +136,14 @@ class Transfers(Places):
         descriptor.use.is_used = True
         send, receive, core = descriptor.src_sem, descriptor.dst_sem, self.core
         table = core.semaphores
+        sent, received = table[send.position][send.flat], table[receive.position][receive.flat]
+        self._check_alive(sent, site)
+        self._check_alive(received, site)
         if not core.wait_both(
-            table[send.position][send.flat],
+            sent,
             descriptor.src_ref.region.nbytes,
             site,
-            table[receive.position][receive.flat],
+            received,
             descriptor.dst_ref.region.nbytes,
             site,
         ):
@@ -147,8 +157,9 @@ class Transfers(Places):
             self.made(descriptor, site)
         descriptor.use.is_used = True
         ref = descriptor.src_sem
-        core = self.core
-        if not core.wait(core.semaphores[ref.position][ref.flat], descriptor.src_ref.region.nbytes, site):
+        semaphore = self.core.semaphores[ref.position][ref.flat]
+        self._check_alive(semaphore, site)
+        if not self.core.wait(semaphore, descriptor.src_ref.region.nbytes, site):
             self.suspend()
 
     def wait_recv(self, descriptor: AsyncCopyDescriptor, site: RawSite) -> None:
@@ -159,13 +170,18 @@ class Transfers(Places):
             self.made(descriptor, site)
         descriptor.use.is_used = True
         ref = descriptor.dst_sem
-        core = self.core
-        if not core.wait(core.semaphores[ref.position][ref.flat], descriptor.dst_ref.region.nbytes, site):
+        semaphore = self.core.semaphores[ref.position][ref.flat]
+        self._check_alive(semaphore, site)
+        if not self.core.wait(semaphore, descriptor.dst_ref.region.nbytes, site):
             self.suspend()
 
     # -- semaphores -----------------------------------------------------------------------------
 
-    def _counter(self, ref: Any, device: int, verb: str) -> Semaphore:
+    def _check_alive(self, semaphore: Semaphore, site: RawSite) -> None:
+        if not semaphore.alive:
+            self.machine.report_gone(self.core, "use of", semaphore, site)
+
+    def _counter(self, ref: Any, device: int, verb: str, site: RawSite) -> Semaphore:
         if type(ref) is BarrierRef:
             return self.machine.barrier_semaphore(ref.collective_id, device)
         if type(ref) is not SemaphoreRef:
@@ -180,7 +196,10 @@ class Transfers(Places):
                 f"semaphore_{verb} on DMA semaphore {ref.spec.name}: use a descriptor's start and wait, or declare "
                 "SemaphoreType.REGULAR"
             )
-        return self.call.semaphores[device][ref.spec.position][ref.flat]
+        semaphore = self.semaphores_of[device][ref.spec.position][ref.flat]
+        if device == self.core.device:
+            self._check_alive(semaphore, site)
+        return semaphore
 
     def semaphore_signal(self, sem: Any, inc: Any, device_id: Any, core_index: Any, site: RawSite) -> None:
         """Add to a semaphore."""
@@ -192,7 +211,7 @@ class Transfers(Places):
         amount = static(inc, "inc")
         if amount < 0:
             raise SemaphoreKindError(f"semaphore_signal adds a non-negative amount, not {amount}")
-        self.core.signal(self._counter(sem, device, "signal"), amount, site)
+        self.core.signal(self._counter(sem, device, "signal", site), amount, site)
 
     def semaphore_wait(self, sem: Any, value: Any, site: RawSite) -> None:
         """Take from a semaphore."""
@@ -201,7 +220,7 @@ class Transfers(Places):
         amount = static(value, "value")
         if amount < 0:
             raise SemaphoreKindError(f"semaphore_wait takes a non-negative value, not {amount}")
-        if not self.core.wait(self._counter(sem, self.core.device, "wait"), amount, site):
+        if not self.core.wait(self._counter(sem, self.core.device, "wait", site), amount, site):
             self.suspend()
 
     def semaphore_read(self, sem: Any, site: RawSite) -> Scalar:
@@ -210,7 +229,7 @@ class Transfers(Places):
             self.end_piece()
         if not self.core.join():
             self.suspend()
-        return Scalar(self.core.peek(self._counter(sem, self.core.device, "read"), site))
+        return Scalar(self.core.peek(self._counter(sem, self.core.device, "read", site), site))
 
     def get_barrier_semaphore(self, site: RawSite) -> BarrierRef:
         """The barrier semaphore of the kernel's collective id."""

@@ -129,7 +129,7 @@ class Conflicts:
         if semaphore.device == device:
             self._own[semaphore] += event.amount
         number = self.system.add(device, self._tokens(semaphore, event.amount))
-        if semaphore.device != device and semaphore.spec.kind is not SemaphoreType.BARRIER:
+        if event.amount and semaphore.device != device and semaphore.spec.kind is not SemaphoreType.BARRIER:
             later = Access(device, number, Core(device, 0), event, True, None, semaphore)
             self._ask_entry(later, semaphore.device, semaphore.spec.home, [semaphore])
 
