@@ -12,19 +12,7 @@ import typer
 from rich.console import Console
 
 from tpusim.cli.console import make_console, styled
-from tpusim.cli.options import (
-    Chip,
-    Cores,
-    DtypeText,
-    File,
-    LayoutText,
-    MeshText,
-    Overrides,
-    Params,
-    Seed,
-    ShapeText,
-    SliceText,
-)
+from tpusim.cli.options import PLACE, File, Texts, takes
 from tpusim.cli.request import check_writable, make_job
 from tpusim.crosscheck import BACKENDS, CrossCheck, Seen, crosscheck
 from tpusim.errors import OptionError
@@ -35,19 +23,11 @@ _STYLES = {"ok": "green", "missing": "yellow"}
 _MOST_RESIDUALS = 12
 
 
+@takes(*PLACE)
 def crosscheck_(
     file: File,
-    slice_: SliceText = None,
+    texts: Texts,
     backends: Annotated[str, typer.Option(help="Some of sim,interpret,compile,tpu.")] = ",".join(BACKENDS),
-    mesh: MeshText = None,
-    shape: ShapeText = None,
-    dtype: DtypeText = None,
-    seed: Seed = None,
-    param: Params = None,
-    set_: Overrides = None,
-    layout: LayoutText = None,
-    cores: Cores = None,
-    chip: Chip = None,
     repeats: Annotated[int, typer.Option(min=1, help="Timed runs on a TPU.")] = 20,
     measured: Annotated[
         str | None, typer.Option(help="JSON of `tpusim time` from elsewhere, in place of a TPU here.")
@@ -59,10 +39,7 @@ def crosscheck_(
 
     Exit status: 0 all that are here agree; 1 one differs, fails or refuses; 2 bad arguments; 3 none is here.
     """
-    job = make_job(
-        file, slice=slice_, mesh=mesh, shape=shape, dtype=dtype, seed=seed, param=param, set=set_, layout=layout,
-        cores=cores, chip=chip, on_finding="record", detail=trace is not None,
-    )  # fmt: skip
+    job = make_job(file, **texts, on_finding="record", detail=trace is not None)
     for path in (json_file, trace):
         check_writable(path)
     wanted: Any = [name.strip() for name in backends.split(",") if name.strip()]

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tpusim.chips import parse_set
 from tpusim.cli.console import make_console, plain, styled
-from tpusim.cli.options import Checks, Chip, Cores, Faults, LayoutText, OnFinding, Overrides, Replay, ScheduleText
-from tpusim.cli.request import check_writable, parse_layout
+from tpusim.cli.options import Texts, takes
+from tpusim.cli.request import check_writable, read_options
 from tpusim.cli.run import write_json
 from tpusim.errors import OptionError
 from tpusim.job import Status
@@ -30,23 +29,16 @@ _MOST_PROBLEMS = 10
 _INTERRUPTED = 130
 
 
+@takes(
+    "seed", "set", "layout", "cores", "checks", "on_finding", "max_time", "max_events", "schedule", "faults", "replay",
+    "chip",
+)  # fmt: skip
 def exec_(
     command: Annotated[
         list[str], typer.Argument(help="script.py ARGS, or -- -m module ARGS", metavar="-- COMMAND", show_default=False)
     ],
+    texts: Texts,
     slice_: Annotated[str, typer.Option("--slice", help="Slice of chips, one CPU device for each.")] = "v5e:2x2",
-    seed: Annotated[int | None, typer.Option(help="Seed of the run.")] = None,
-    set_: Overrides = None,
-    layout: LayoutText = None,
-    cores: Cores = None,
-    checks: Checks = None,
-    on_finding: OnFinding = None,
-    max_time: Annotated[float | None, typer.Option(help="Most simulated microseconds of a kernel.")] = None,
-    max_events: Annotated[int | None, typer.Option(help="Most events of a kernel.")] = None,
-    schedule: ScheduleText = None,
-    fault: Faults = None,
-    replay: Replay = None,
-    chip: Chip = None,
     arrive_timeout: Annotated[
         float, typer.Option(help="Seconds that a device waits at a kernel for the others of its mesh.")
     ] = 60,
@@ -57,22 +49,7 @@ def exec_(
     Exit status: that of the program where it is not 0; 1 a finding of severity error, else 0; 2 bad
     arguments; 3 not possible on this computer.
     """
-    given = {
-        "slice": slice_,
-        "layout": parse_layout(layout),
-        "seed": seed,
-        "set": dict(parse_set(text) for text in set_) if set_ else None,
-        "cores": cores,
-        "checks": checks,
-        "on_finding": on_finding,
-        "max_time": max_time,
-        "max_events": max_events,
-        "schedule": schedule,
-        "faults": tuple(fault) if fault else None,
-        "replay": replay,
-        "chip": chip,
-    }
-    options = {name: value for name, value in given.items() if value is not None}
+    options = read_options({"slice": slice_, **texts})
     check_writable(json_file)
     program = _Program(command)
     from tpusim.pallas import intercept_process

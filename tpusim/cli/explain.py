@@ -7,24 +7,7 @@ import sys
 import typer
 
 from tpusim.cli.console import make_console, one_line, styled
-from tpusim.cli.options import (
-    Chip,
-    Cores,
-    Data,
-    DtypeText,
-    Faults,
-    File,
-    JsonFile,
-    LayoutText,
-    MeshText,
-    Overrides,
-    Params,
-    Replay,
-    ScheduleText,
-    Seed,
-    ShapeText,
-    SliceText,
-)
+from tpusim.cli.options import PLACE, File, JsonFile, Texts, takes
 from tpusim.cli.progress import RunProgress
 from tpusim.cli.request import check_writable, make_job
 from tpusim.cli.run import quiet_for, write_json
@@ -32,22 +15,10 @@ from tpusim.explain import explain
 from tpusim.job import run_job
 
 
+@takes(*PLACE, "data", "schedule", "faults", "replay")
 def explain_(
     file: File,
-    slice_: SliceText = None,
-    mesh: MeshText = None,
-    shape: ShapeText = None,
-    dtype: DtypeText = None,
-    seed: Seed = None,
-    param: Params = None,
-    set_: Overrides = None,
-    layout: LayoutText = None,
-    cores: Cores = None,
-    data: Data = None,
-    schedule: ScheduleText = None,
-    fault: Faults = None,
-    replay: Replay = None,
-    chip: Chip = None,
+    texts: Texts,
     json_file: JsonFile = None,
 ) -> None:
     """Say what a run waits for, and what would make it faster; each number comes from a run of its own.
@@ -56,10 +27,7 @@ def explain_(
     or not possible on this computer.
     """
     check_writable(json_file)
-    job = make_job(
-        file, slice=slice_, mesh=mesh, shape=shape, dtype=dtype, seed=seed, param=param, set=set_, layout=layout,
-        cores=cores, data=data, schedule=schedule, faults=fault, replay=replay, chip=chip, detail=True,
-    )  # fmt: skip
+    job = make_job(file, **texts, detail=True)
     with quiet_for(json_file), RunProgress() as progress:
         outcome = run_job(job, progress)
         said = explain(outcome.result) if outcome.result is not None else None

@@ -10,22 +10,7 @@ import typer
 from rich.console import Console
 
 from tpusim.cli.console import labelled, make_console, one_line, styled
-from tpusim.cli.options import (
-    Chip,
-    Cores,
-    DtypeText,
-    Faults,
-    File,
-    JsonFile,
-    LayoutText,
-    MeshText,
-    Overrides,
-    Params,
-    Replay,
-    Seed,
-    ShapeText,
-    SliceText,
-)
+from tpusim.cli.options import PLACE, File, JsonFile, Texts, takes
 from tpusim.cli.request import check_writable, make_job
 from tpusim.cli.run import quiet_for, write_json
 from tpusim.errors import OptionError
@@ -36,23 +21,11 @@ from tpusim.job.check import compare
 _MOST_SHOWN = 10
 
 
+@takes(*PLACE, "max_time", "max_events", "faults", "replay")
 def explore_(
     file: File,
+    texts: Texts,
     runs: Annotated[int, typer.Option(min=1, help="Schedules to try, the default one among them.")] = 50,
-    slice_: SliceText = None,
-    mesh: MeshText = None,
-    shape: ShapeText = None,
-    dtype: DtypeText = None,
-    seed: Seed = None,
-    param: Params = None,
-    set_: Overrides = None,
-    layout: LayoutText = None,
-    cores: Cores = None,
-    chip: Chip = None,
-    max_time: Annotated[float | None, typer.Option(help="Most simulated microseconds of a run.")] = None,
-    max_events: Annotated[int | None, typer.Option(help="Most events of a run.")] = None,
-    fault: Faults = None,
-    replay: Replay = None,
     json_file: JsonFile = None,
 ) -> None:
     """Run a kernel under many schedules and say what goes wrong, with the token that shows it again.
@@ -60,13 +33,10 @@ def explore_(
     Exit status: 0 nothing wrong was seen, which is no proof; 1 a finding of severity error or wrong data; 2 bad
     arguments; 3 not modelled, or not possible on this computer.
     """
-    job = make_job(
-        file, slice=slice_, mesh=mesh, shape=shape, dtype=dtype, seed=seed, param=param, set=set_, layout=layout,
-        cores=cores, chip=chip, max_time=max_time, max_events=max_events, faults=fault, replay=replay,
-    )  # fmt: skip
+    job = make_job(file, **texts)
     check_writable(json_file)
     with quiet_for(json_file):
-        made, first = explore_job(job, 1 if replay is not None else runs)
+        made, first = explore_job(job, 1 if texts["replay"] is not None else runs)
     console = make_console(sys.stderr if json_file == "-" else sys.stdout)
     if first.result is not None:
         console.print(styled(first.result.headline, "bold"))

@@ -7,20 +7,7 @@ import sys
 import typer
 
 from tpusim.cli.console import make_console, one_line, styled
-from tpusim.cli.options import (
-    Chip,
-    Cores,
-    DtypeText,
-    File,
-    JsonFile,
-    LayoutText,
-    MeshText,
-    Overrides,
-    Params,
-    Seed,
-    ShapeText,
-    SliceText,
-)
+from tpusim.cli.options import PLACE, File, JsonFile, Texts, takes
 from tpusim.cli.request import check_writable, make_job
 from tpusim.cli.run import quiet_for, write_json
 from tpusim.findings import Severity
@@ -28,18 +15,10 @@ from tpusim.job import Status, run_job
 from tpusim.judges.lint import RULES
 
 
+@takes(*PLACE)
 def lint(
     file: File,
-    slice_: SliceText = None,
-    mesh: MeshText = None,
-    shape: ShapeText = None,
-    dtype: DtypeText = None,
-    seed: Seed = None,
-    param: Params = None,
-    set_: Overrides = None,
-    layout: LayoutText = None,
-    cores: Cores = None,
-    chip: Chip = None,
+    texts: Texts,
     json_file: JsonFile = None,
 ) -> None:
     """Check a kernel against the rules of compiler and chip, each with its origin.
@@ -48,10 +27,7 @@ def lint(
     modelled.
     """
     check_writable(json_file)
-    job = make_job(
-        file, slice=slice_, mesh=mesh, shape=shape, dtype=dtype, seed=seed, param=param, set=set_, layout=layout,
-        cores=cores, chip=chip, on_finding="record", checks="none",
-    )  # fmt: skip
+    job = make_job(file, **texts, on_finding="record", checks="none")
     with quiet_for(json_file):
         outcome = run_job(job)
     kinds = {rule.kind for rule in RULES}

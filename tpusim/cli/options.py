@@ -1,10 +1,20 @@
-"""The run options that more than one command takes, as the command line spells them."""
+"""The options that more than one command takes, as the command line spells them.
+
+A command that runs a FILE says with :func:`takes` which of the job's options it has; it gets them as one mapping,
+which :func:`~tpusim.cli.request.make_job` reads.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from functools import wraps
+from inspect import Parameter, signature
+from typing import Annotated, Any
 
 import typer
+
+Texts = dict[str, Any]
+"""What was given for the options that a command takes, by name; ``None`` where nothing was."""
 
 SliceText = Annotated[str | None, typer.Option("--slice", help="Slice of chips, such as v5e:4x4.")]
 MeshText = Annotated[str | None, typer.Option("--mesh", help="Sizes of the kernel's axes: x=4 or x=2,y=4.")]
@@ -68,3 +78,55 @@ TraceParts = Annotated[
 GraphFile = Annotated[
     str | None, typer.Option("--graph", help="Write who waits for whom in a deadlock: a Graphviz file.")
 ]
+MaxTime = Annotated[float | None, typer.Option("--max-time", help="Most simulated microseconds of a run.")]
+MaxEvents = Annotated[
+    int | None, typer.Option("--max-events", help="Most events of a run, and most operations of one core.")
+]
+
+_OF_A_JOB = {
+    "slice": SliceText,
+    "mesh": MeshText,
+    "shape": ShapeText,
+    "dtype": DtypeText,
+    "seed": Seed,
+    "param": Params,
+    "set": Overrides,
+    "layout": LayoutText,
+    "cores": Cores,
+    "data": Data,
+    "checks": Checks,
+    "compute": Compute,
+    "on_finding": OnFinding,
+    "max_time": MaxTime,
+    "max_events": MaxEvents,
+    "schedule": ScheduleText,
+    "faults": Faults,
+    "replay": Replay,
+    "chip": Chip,
+}
+INPUTS = ("slice", "mesh", "shape", "dtype", "seed", "param")
+"""Where a FILE runs, and on what."""
+PLACE = (*INPUTS, "set", "layout", "cores", "chip")
+"""And how the slice is made."""
+
+
+def takes(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A command with these options of a job between its arguments and its own options; it gets them as ``texts``."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = [each for each in signature(command, eval_str=True).parameters.values() if each.name != "texts"]
+        shared = [Parameter(n, Parameter.KEYWORD_ONLY, default=None, annotation=_OF_A_JOB[n]) for n in names]
+        needed = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in own if each.default is Parameter.empty]
+        others = [each.replace(kind=Parameter.KEYWORD_ONLY) for each in own if each.default is not Parameter.empty]
+
+        @wraps(command)
+        def with_texts(**given: Any) -> None:
+            command(texts={name: given.pop(name) for name in names}, **given)
+
+        parameters = [*needed, *shared, *others]
+        made: Any = with_texts
+        made.__signature__ = signature(command).replace(parameters=parameters)
+        made.__annotations__ = {each.name: each.annotation for each in parameters}
+        return with_texts
+
+    return decorate

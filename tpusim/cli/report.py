@@ -5,24 +5,7 @@ from __future__ import annotations
 import typer
 
 from tpusim.cli.console import labelled, make_console, one_line
-from tpusim.cli.options import (
-    Chip,
-    Cores,
-    Data,
-    DtypeText,
-    Faults,
-    File,
-    Html,
-    LayoutText,
-    MeshText,
-    Overrides,
-    Params,
-    Replay,
-    ScheduleText,
-    Seed,
-    ShapeText,
-    SliceText,
-)
+from tpusim.cli.options import PLACE, File, Html, Texts, takes
 from tpusim.cli.progress import RunProgress
 from tpusim.cli.request import check_writable, make_job
 from tpusim.cli.show import show_findings
@@ -32,23 +15,11 @@ from tpusim.report import write_report
 from tpusim.report.frame import need_bokeh
 
 
+@takes(*PLACE, "data", "schedule", "faults", "replay")
 def report(
     file: File,
+    texts: Texts,
     html: Html,
-    slice_: SliceText = None,
-    mesh: MeshText = None,
-    shape: ShapeText = None,
-    dtype: DtypeText = None,
-    seed: Seed = None,
-    param: Params = None,
-    set_: Overrides = None,
-    layout: LayoutText = None,
-    cores: Cores = None,
-    data: Data = None,
-    schedule: ScheduleText = None,
-    fault: Faults = None,
-    replay: Replay = None,
-    chip: Chip = None,
 ) -> None:
     """Run a kernel and write what there is to see as one HTML page that opens offline.
 
@@ -57,10 +28,7 @@ def report(
     """
     need_bokeh()
     check_writable(html)
-    job = make_job(
-        file, slice=slice_, mesh=mesh, shape=shape, dtype=dtype, seed=seed, param=param, set=set_, layout=layout,
-        cores=cores, data=data, schedule=schedule, faults=fault, replay=replay, chip=chip, detail=True,
-    )  # fmt: skip
+    job = make_job(file, **texts, detail=True)
     with RunProgress() as progress:
         outcome = run_job(job, progress)
     if outcome.result is None:

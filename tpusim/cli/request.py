@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +28,20 @@ def make_job(
 
     Raises ``OptionError`` for one that cannot be read.
     """
-    given = texts | {
+    own = dict(parse_set(text, "--param", "bm=128") for text in param or ())
+    parameters = own | {"shape": parse_shape(shape), "dtype": parse_dtype(dtype), "seed": texts.get("seed")}
+    return Job(file, read_options(texts), _known(parameters), backend, detail=detail, calls=calls)
+
+
+def read_options(texts: Mapping[str, Any]) -> dict[str, Any]:
+    """The run options among ``texts``, those that were given."""
+    read = {
         "mesh": parse_mesh_option(texts.get("mesh")),
         "layout": parse_layout(texts.get("layout")),
         "set": dict(parse_set(text) for text in texts.get("set") or ()) or None,
         "faults": tuple(texts.get("faults") or ()) or None,
     }
-    own = dict(parse_set(text, "--param", "bm=128") for text in param or ())
-    parameters = own | {"shape": parse_shape(shape), "dtype": parse_dtype(dtype), "seed": texts.get("seed")}
-    return Job(file, _known(given), _known(parameters), backend, detail=detail, calls=calls)
+    return _known({**texts, **read})
 
 
 def _known(values: dict[str, Any]) -> dict[str, Any]:

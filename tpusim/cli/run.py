@@ -14,30 +14,16 @@ import typer
 
 from tpusim.cli.console import make_console, one_line
 from tpusim.cli.options import (
+    PLACE,
     Calls,
-    Checks,
-    Chip,
-    Compute,
-    Cores,
-    Data,
-    DtypeText,
-    Faults,
     File,
     GraphFile,
     JsonFile,
-    LayoutText,
-    MeshText,
-    OnFinding,
-    Overrides,
-    Params,
-    Replay,
-    ScheduleText,
-    Seed,
-    ShapeText,
-    SliceText,
+    Texts,
     TraceDevices,
     TraceFile,
     TraceParts,
+    takes,
 )
 from tpusim.cli.progress import RunProgress
 from tpusim.cli.request import check_writable, make_job, parse_devices
@@ -64,27 +50,10 @@ _SIM_ONLY = (
 )
 
 
+@takes(*PLACE, "data", "checks", "compute", "on_finding", "max_time", "max_events", "schedule", "faults", "replay")
 def run(
     file: File,
-    slice_: SliceText = None,
-    mesh: MeshText = None,
-    shape: ShapeText = None,
-    dtype: DtypeText = None,
-    seed: Seed = None,
-    param: Params = None,
-    set_: Overrides = None,
-    layout: LayoutText = None,
-    cores: Cores = None,
-    data: Data = None,
-    checks: Checks = None,
-    compute: Compute = None,
-    on_finding: OnFinding = None,
-    max_time: Annotated[float | None, typer.Option(help="Most simulated microseconds.")] = None,
-    max_events: Annotated[int | None, typer.Option(help="Most events, and most operations of one core.")] = None,
-    schedule: ScheduleText = None,
-    fault: Faults = None,
-    replay: Replay = None,
-    chip: Chip = None,
+    texts: Texts,
     backend: Annotated[str, typer.Option(help="sim, or interpret: JAX's TPU interpret mode.")] = "sim",
     json_file: JsonFile = None,
     graph: GraphFile = None,
@@ -98,12 +67,7 @@ def run(
     Exit status: 0 right; 1 a finding of severity error or a wrong result; 2 bad arguments; 3 not modelled,
     or not possible on this computer.
     """
-    job = make_job(
-        file, slice=slice_, mesh=mesh, shape=shape, dtype=dtype, seed=seed, param=param, set=set_, layout=layout,
-        cores=cores, data=data, checks=checks, compute=compute, on_finding=on_finding, max_time=max_time,
-        max_events=max_events, schedule=schedule, faults=fault, replay=replay, chip=chip, backend=backend,
-        detail=trace is not None, calls=calls,
-    )  # fmt: skip
+    job = make_job(file, **texts, backend=backend, detail=trace is not None, calls=calls)
     _check_backend(backend, job.options, trace)
     devices = parse_devices(trace_devices)
     for option, value in (("--trace-devices", devices), ("--trace-parts", trace_parts)):

@@ -11,8 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from tpusim.cli.console import make_console, plain, styled
-from tpusim.cli.options import Checks, Chip, Cores, Data, File, JsonFile, LayoutText, MeshText, Overrides, SliceText
-from tpusim.cli.request import check_writable, make_job
+from tpusim.cli.options import File, JsonFile, Texts, takes
+from tpusim.cli.request import check_writable, read_options
 from tpusim.cli.run import write_json
 from tpusim.errors import OptionError
 from tpusim.job import Status
@@ -26,21 +26,15 @@ from tpusim.sweep.tables import check_table, write_table
 from tpusim.sweep.workers import DaskCluster, LocalProcesses
 
 
+@takes("slice", "mesh", "set", "layout", "cores", "data", "checks", "chip")
 def sweep(
     file: File,
     param: Annotated[
         list[str],
         typer.Option(help="What to vary: bm=128,256 or slice=v5e:2x2,v5e:4x4 or ici.link_bandwidth=45e9,90e9."),
     ],
-    slice_: SliceText = None,
-    mesh: MeshText = None,
+    texts: Texts,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the inputs, the runs and the search.")] = 0,
-    set_: Overrides = None,
-    layout: LayoutText = None,
-    cores: Cores = None,
-    data: Data = None,
-    checks: Checks = None,
-    chip: Chip = None,
     objective: Annotated[str, typer.Option(help="time, or ratio: time over the lower bound.")] = "time",
     trials: Annotated[int | None, typer.Option(min=1, help="Points of a guided search, instead of all.")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes; default: the cores of this computer.")] = None,
@@ -59,18 +53,7 @@ def sweep(
     if objective not in ("time", "ratio"):
         raise OptionError(f"--objective is time or ratio, not {objective!r}")
     by: Objective = "ratio" if objective == "ratio" else "time"
-    options = make_job(
-        file,
-        slice=slice_,
-        mesh=mesh,
-        seed=seed,
-        set=set_,
-        layout=layout,
-        cores=cores,
-        data=data,
-        checks=checks,
-        chip=chip,
-    ).options
+    options = read_options({"seed": seed, **texts})
     space = Space.parse(param)
     path = out or f"{Path(file.rpartition(':')[0] if '.py:' in file else file).stem}.sweep.jsonl"
     for each in table or ():

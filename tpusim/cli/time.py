@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from tpusim.cli.console import make_console, styled
-from tpusim.cli.options import DtypeText, File, MeshText, Params, Seed, ShapeText, SliceText
+from tpusim.cli.options import INPUTS, File, Texts, takes
 from tpusim.cli.request import check_writable, make_job
 from tpusim.job import Status
 from tpusim.kernel_file import load_file
@@ -17,14 +17,10 @@ from tpusim.options import RunOptions
 from tpusim.program import Kernel
 
 
+@takes(*INPUTS)
 def time(
     file: File,
-    slice_: SliceText = None,
-    mesh: MeshText = None,
-    shape: ShapeText = None,
-    dtype: DtypeText = None,
-    seed: Seed = None,
-    param: Params = None,
+    texts: Texts,
     repeats: Annotated[int, typer.Option(min=1, help="Timed runs.")] = 20,
     warmup: Annotated[int, typer.Option(min=1, help="Runs before them.")] = 3,
     json_file: Annotated[str | None, typer.Option("--json", help="Write the times as JSON; - for stdout.")] = None,
@@ -36,7 +32,7 @@ def time(
     from tpusim.pallas.remote import Run, run_all, tpu_missing
 
     check_writable(json_file)
-    job = make_job(file, slice=slice_, mesh=mesh, shape=shape, dtype=dtype, seed=seed, param=param)
+    job = make_job(file, **texts)
     kernel = load_file(file).made(job.parameters)
     place = RunOptions.of(job.options).place(kernel.axes if isinstance(kernel, Kernel) else ("x",))
     missing = tpu_missing()

@@ -10,22 +10,7 @@ from rich.console import Console
 
 from tpusim.cli.console import labelled, make_console, one_line, styled
 from tpusim.cli.explore import explore_job, show_exploration
-from tpusim.cli.options import (
-    Calls,
-    Chip,
-    Cores,
-    Data,
-    DtypeText,
-    File,
-    JsonFile,
-    LayoutText,
-    MeshText,
-    Overrides,
-    Params,
-    Seed,
-    ShapeText,
-    SliceText,
-)
+from tpusim.cli.options import PLACE, Calls, File, JsonFile, Texts, takes
 from tpusim.cli.request import check_writable, make_job
 from tpusim.cli.run import quiet_for, write_json
 from tpusim.findings import Severity
@@ -38,22 +23,11 @@ _STYLES = {"proven": "bold green", "refuted": "bold red", "not-proven": "bold ye
 _STATUS = {"proven": Status.RIGHT, "refuted": Status.WRONG, "not-proven": Status.NOT_POSSIBLE}
 
 
+@takes(*PLACE, "data", "max_time", "max_events")
 def verify(
     file: File,
+    texts: Texts,
     calls: Calls = 1,
-    slice_: SliceText = None,
-    mesh: MeshText = None,
-    shape: ShapeText = None,
-    dtype: DtypeText = None,
-    seed: Seed = None,
-    param: Params = None,
-    set_: Overrides = None,
-    layout: LayoutText = None,
-    cores: Cores = None,
-    data: Data = None,
-    max_time: Annotated[float | None, typer.Option(help="Most simulated microseconds.")] = None,
-    max_events: Annotated[int | None, typer.Option(help="Most events, and most operations of one core.")] = None,
-    chip: Chip = None,
     runs: Annotated[int, typer.Option(min=0, help="Schedules to explore where nothing is proven.")] = 30,
     json_file: JsonFile = None,
 ) -> None:
@@ -65,10 +39,7 @@ def verify(
     this computer.
     """
     check_writable(json_file)
-    job = make_job(
-        file, slice=slice_, mesh=mesh, shape=shape, dtype=dtype, seed=seed, param=param, set=set_, layout=layout,
-        cores=cores, data=data, max_time=max_time, max_events=max_events, chip=chip, calls=calls,
-    )  # fmt: skip
+    job = make_job(file, **texts, calls=calls)
     with quiet_for(json_file):
         verdict, outcome = verify_job(job)
         is_complete = outcome.result is not None and outcome.result.is_complete
