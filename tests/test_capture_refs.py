@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tpusim
-from tpusim.errors import MemorySpaceError, OutOfBoundsError, RaceError
+from tpusim.errors import MemorySpaceError, OutOfBoundsError, RaceError, ShapeMismatchError
 
 jax = pytest.importorskip("jax", reason="needs jax: pip install 'tpusim[pallas]'")
 jnp = jax.numpy
@@ -484,3 +484,15 @@ def test_a_choice_between_refs_races_with_what_it_chose() -> None:
     run(kernel, ((8, 128), np.float32), np.array([1], np.int32), X, **options)
     with pytest.raises(RaceError, match=r"load of v on device \(0,\) meets a copy in flight that writes v"):
         run(kernel, ((8, 128), np.float32), np.array([0], np.int32), X, **options)
+
+
+def test_a_copy_between_different_shapes() -> None:
+    def kernel(x_ref: Any, o_ref: Any, sem: Any) -> None:
+        pltpu.async_copy(x_ref.at[0, 0:1], o_ref.at[0:7], sem).wait()
+
+    with pytest.raises(ShapeMismatchError) as caught:
+        run(kernel, ((8, 128), np.float32), X, scratch=[DMA])
+    assert str(caught.value).startswith(
+        "copy from x_ref[0, 0:1] of shape (1, 128) to o_ref[0:7] of shape (7, 128): they must be equal"
+    )
+    assert "test_capture_refs.py" in str(caught.value)

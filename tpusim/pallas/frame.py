@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from tpusim.errors import CollectiveIdError, DeviceIdError, NotModelledError, OutOfBoundsError, error_for
+from tpusim.errors import (
+    CollectiveIdError,
+    DeviceIdError,
+    NotModelledError,
+    OutOfBoundsError,
+    ShapeMismatchError,
+    error_for,
+)
 from tpusim.findings import Kind
 from tpusim.machine.core import Core
 from tpusim.machine.memory import Buffer, Region, sentinel
@@ -271,6 +278,14 @@ class Frame:
         return self.core.machine.barrier_semaphore(self.collective_id if tag is None else tag, device)
 
     # -- the rest -------------------------------------------------------------------------------
+
+    @staticmethod
+    def different_shapes(source: Any, target: Any) -> None:
+        """Refuse a copy between regions whose shapes differ in more than dimensions of one element."""
+        if [size for size in source.shape if size != 1] != [size for size in target.shape if size != 1]:
+            raise ShapeMismatchError(
+                f"copy from {source} of shape {source.shape} to {target} of shape {target.shape}: they must be equal"
+            )
 
     def unsupported(self, message: str, site: Any) -> None:
         """A warning about something TPUs do not have."""

@@ -71,6 +71,9 @@ def _start(lowering: Lowering, block: Block, eqn: Any, operands: Sequence[Any]) 
         lowering.emit(f"rt.unsupported('add=True is not supported on a TensorCore.', {site})")
     if src_sem is not None and device is None:
         lowering.emit(f"rt.unsupported('a source semaphore on a local copy is not supported on a TensorCore.', {site})")
+    lowering.emit(
+        f"if {source_region}.shape != {target_region}.shape: rt.different_shapes({source_region}, {target_region})"
+    )
     extra = f", {priority}, {add}" if priority or add else ""
     lowering.emit(
         f"core.start(buf[p{source.slot}], {source_region}, {dst_buffer}, {target_region}, {send}, {receive}, "
