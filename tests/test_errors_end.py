@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 
 import pytest
-from simulating import Lines, error_of, tiles
+from simulating import TILE, Lines, error_of, tiles
 
+import tpusim
 from tpusim import (
+    HBM,
     SemaphoreType,
     axis_index,
     delay,
@@ -199,3 +201,17 @@ def test_interrupt_tells_where_every_device_is():
         f"  device (0,): running, its clock at {now}\n"
         f"  device (1,): waits for 4096 B on sem (value 0 B)  {at('both')}"
     )
+
+
+def test_a_leak_of_several_calls_names_each_device_once():
+    def kernel(x_ref, o_ref, credit):
+        semaphore_signal(credit)  # left in each call
+
+    declared = tpusim.Kernel(kernel, out_shape=TILE, in_specs=HBM, out_specs=HBM, scratch_shapes=(REGULAR,))
+    verdict = declared.verify(tiles(4), mesh=4, calls=2)
+    leaks = [finding for finding in verdict.findings if finding.kind == "leak"]
+    assert [leak.message for leak in leaks] == [
+        "credit is left at 1 on devices (0,)-(3,) when the kernel exits: it got 1 in all and waits took 0; "
+        f"last added to at {at('left in each call')}."
+    ]
+    assert leaks[0].details["devices"] == 4

@@ -284,7 +284,7 @@ def _cycle(stuck: Sequence[Stuck]) -> list[int]:
 def device_ranges(machine: Machine, devices: Sequence[int]) -> str:
     """``device (3,)`` or ``devices (0,)-(3,), (7,)``, runs of mesh order compressed."""
     runs: list[list[int]] = []
-    for device in sorted(devices):
+    for device in sorted(set(devices)):
         if runs and runs[-1][-1] == device - 1:
             runs[-1].append(device)
         else:
@@ -293,4 +293,4 @@ def device_ranges(machine: Machine, devices: Sequence[int]) -> str:
     for run in runs:
         first, last = machine.coordinates(run[0]), machine.coordinates(run[-1])
         parts.append(str(first) if len(run) == 1 else f"{first}-{last}")
-    return ("device " if len(devices) == 1 else "devices ") + ", ".join(parts)
+    return ("device " if len(set(devices)) == 1 else "devices ") + ", ".join(parts)

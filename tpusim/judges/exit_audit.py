@@ -70,7 +70,7 @@ def _finding(machine: Machine, group: list[tuple[Semaphore, list[Copy]]], last: 
         )
         return Finding(
             Kind.UNWAITED, text, device=place, argument=str(semaphore), where=where_of(copy.site),
-            details={"devices": len(group), "value": semaphore.value},
+            details={"devices": len({s.device for s, _ in group}), "value": semaphore.value},
         )  # fmt: skip
     taken = semaphore.added - semaphore.value
     text = (
@@ -79,5 +79,5 @@ def _finding(machine: Machine, group: list[tuple[Semaphore, list[Copy]]], last: 
     )
     return Finding(
         Kind.LEAK, text, device=place, argument=str(semaphore), where=where_of(last),
-        details={"devices": len(group), "value": semaphore.value},
+        details={"devices": len({s.device for s, _ in group}), "value": semaphore.value},
     )  # fmt: skip
