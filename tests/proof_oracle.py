@@ -9,7 +9,7 @@ and stores there, in front of the entry into a call, or past the exit from one.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -33,6 +33,8 @@ class Program:
     devices: int
     calls: int
     operations: list[list[list[Op]]]
+    elements: Mapping[str, Collection[int]] = field(default_factory=lambda: ELEMENTS)
+    """Of each part that operations name."""
 
     def __str__(self) -> str:
         return "\n".join(
@@ -234,7 +236,7 @@ class Explorer:
 
     def _accesses(self, device: int, call: int, op: Op, position: int) -> None:
         if op.kind in ("load", "store"):
-            elements = frozenset(ELEMENTS[op.part])
+            elements = frozenset(self.program.elements[op.part])
             self.accesses.append(
                 Access(op.line, "", device, position, (device, call, op.buffer), elements, op.kind == "store")
             )
@@ -244,7 +246,7 @@ class Explorer:
                 ("reader", device, op.buffer, op.part),
                 ("writer", op.target, op.target_buffer, op.target_part),
             ):
-                elements = frozenset(ELEMENTS[part])
+                elements = frozenset(self.program.elements[part])
                 self.accesses.append(
                     Access(op.line, leg, device, position, (owner, call, buffer), elements, leg == "writer")
                 )
@@ -294,7 +296,7 @@ class Explorer:
                     found.unscoped.add((device, op.target, call))
         for number, line in enumerate(self.order):
             device, call, op = self.copies[line]
-            size = len(ELEMENTS[op.part])
+            size = len(self.program.elements[op.part])
             if 0 <= read[number] < size and at[device] >= self.exits[device][call]:
                 found.late = True
             if 0 <= written[number] < size and at[op.target] >= self.exits[op.target][call]:
@@ -324,7 +326,7 @@ class Explorer:
                 yield moved, _put(read, number, 0), _put(written, number, 0), values
         for number, line in enumerate(self.order):
             device, call, op = self.copies[line]
-            if 0 <= read[number] < len(ELEMENTS[op.part]):
+            if 0 <= read[number] < len(self.program.elements[op.part]):
                 send = None if op.send is None else _name(device, call, ("dma", op.send))
                 yield at, _put(read, number, read[number] + 1), written, _added(values, send, 1)
             if 0 <= written[number] < read[number]:
