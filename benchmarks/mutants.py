@@ -29,6 +29,7 @@ import sys
 import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from math import prod
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -73,6 +74,8 @@ def run(todo, results, seed, jobs, known):
     with ProcessPoolExecutor(jobs, mp_context=context) as pool, results.open("a", encoding="utf-8") as file:
         for function in (judge, settle):
             chosen = [case for case in todo if is_due(function, case, known)]
+            if function is settle:  # many runs each: the small ones first
+                chosen.sort(key=lambda case: (prod(case[2].values()), case[3] == "captured"))
             waiting = {pool.submit(guarded, function, *case, seed): case for case in chosen}
             started = time.perf_counter()
             for count, done in enumerate(as_completed(waiting), 1):
