@@ -225,3 +225,127 @@ def test_a_chip_without_sparsecores() -> None:
 def test_indices_need_data() -> None:
     with pytest.raises(NotModelledError, match="data=False: the kernel needs the value of a list of indices"):
         run(on_subcores(gather, OUT, ROWS), TABLE, LISTED, data=False)
+
+
+def vectors(body: Any, count: int = 2, scratch: Any = ()) -> Any:
+    """A kernel on one subcore's vectors: ``count`` inputs of 64 numbers in its VMEM, and an output."""
+
+    def whole(*refs: Any) -> None:
+        inputs, out, (first, *rest) = refs[:count], refs[count], refs[count + 1 :]
+
+        @pl.when(me() == 0)
+        def _() -> None:
+            for here, there in zip(inputs, rest[:count], strict=True):
+                pltpu.sync_copy(here, there)
+            pltpu.sync_copy(inputs[0], first)
+            body(*rest[:count], first)
+            pltpu.sync_copy(first, out)
+
+    memories = [pltpu.VMEM((64,), jnp.int32)] * (count + 1)
+    return on_subcores(whole, ((64,), jnp.int32), (*memories, *scratch))
+
+
+NUMBERS = RNG.integers(0, 64, (2, 64)).astype(np.int32)
+LANES = 16
+
+
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_elements_by_a_vector_of_indices(is_masked: bool) -> None:
+    def body(x_ref: Any, i_ref: Any, o_ref: Any) -> None:
+        @plsc.parallel_loop(0, 64, LANES)
+        def _(at: Any) -> None:
+            indices = i_ref[pl.ds(at, LANES)]
+            mask = indices > 20 if is_masked else None
+            found = plsc.load_gather(x_ref, [indices], mask=mask)
+            o_ref[pl.ds(at, LANES)] = found if mask is None else jnp.where(mask, found, -1)
+
+    x, indices = NUMBERS
+    want = np.where(indices > 20, x[indices], -1) if is_masked else x[indices]
+    np.testing.assert_array_equal(run(vectors(body), x, indices), want)
+
+
+@pytest.mark.parametrize("adds", [False, True])
+def test_elements_to_a_vector_of_indices(adds: bool) -> None:
+    def body(x_ref: Any, i_ref: Any, o_ref: Any) -> None:
+        store = plsc.addupdate_scatter if adds else plsc.store_scatter
+
+        @pl.loop(0, 64, step=LANES)
+        def _(at: Any) -> None:
+            store(o_ref, [i_ref[pl.ds(at, LANES)]], x_ref[pl.ds(at, LANES)] + 100)
+
+    x, indices = NUMBERS[0], (NUMBERS[1] if adds else np.random.default_rng(1).permutation(64).astype(np.int32))
+    want = x.copy()
+    if adds:
+        np.add.at(want, indices, x + 100)
+    else:
+        want[indices] = x + 100
+    np.testing.assert_array_equal(run(vectors(body), x, indices), want)
+
+
+def test_an_index_outside_the_vector() -> None:
+    def body(x_ref: Any, i_ref: Any, o_ref: Any) -> None:
+        o_ref[pl.ds(0, LANES)] = plsc.load_gather(x_ref, [i_ref[pl.ds(0, LANES)] + 64])
+
+    with pytest.raises(OutOfBoundsError, match=r"leaves dimension 0 of size 64"):
+        run(vectors(body), *NUMBERS)
+
+
+def test_what_a_mask_selects_goes_to_the_front() -> None:
+    """The numbers below 20 of each vector, one vector behind the other, with a running count."""
+
+    def body(x_ref: Any, i_ref: Any, o_ref: Any) -> None:
+        def turn(at: Any, count: Any) -> Any:
+            x = x_ref[pl.ds(at, LANES)]
+            small = x < 20
+            plsc.store_compressed(o_ref.at[pl.ds(count, LANES)], x, mask=small)
+            return count + plsc.all_reduce_population_count(small)[0]
+
+        plsc.parallel_loop(0, 48, LANES, carry=jnp.int32(0))(turn)
+
+    x = NUMBERS[0]
+    small = x[:48][x[:48] < 20]
+    want = np.concatenate([small, x[len(small) :]])
+    np.testing.assert_array_equal(run(vectors(body), *NUMBERS), want)
+
+
+def test_vector_sums_and_updates() -> None:
+    def body(x_ref: Any, i_ref: Any, o_ref: Any) -> None:
+        x = x_ref[pl.ds(0, LANES)]
+        o_ref[pl.ds(0, LANES)] = plsc.cumsum(x, mask=x > 9)
+        plsc.addupdate(o_ref.at[pl.ds(16, LANES)], x)
+        o_ref[pl.ds(32, LANES)] = plsc.all_reduce_ffs(x > 40)
+
+    x = NUMBERS[0]
+    want = x.copy()
+    want[:16] = np.cumsum(np.where(x[:16] > 9, x[:16], 0))
+    want[16:32] += x[:16]
+    want[32:48] = int(np.argmax(x[:16] > 40))
+    np.testing.assert_array_equal(run(vectors(body), *NUMBERS), want)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_subcores_of_a_core_meet(waits: bool) -> None:
+    """Each puts a row into shared VMEM and takes its neighbour's: only behind a barrier."""
+
+    def body(x_hbm: Any, o_hbm: Any, shared: Any) -> None:
+        mine = lax.axis_index("subcore")
+        pltpu.sync_copy(x_hbm.at[me()], shared.at[mine])
+        if waits:
+            plsc.subcore_barrier()
+        pltpu.sync_copy(shared.at[lax.rem(mine + 1, 16)], o_hbm.at[me()])
+
+    x = RNG.normal(size=(32, 128)).astype(np.float32)
+    fn = on_subcores(body, (x.shape, jnp.float32), (pltpu.VMEM_SHARED((16, 128), jnp.float32),))
+    if not waits:
+        with pytest.raises(RaceError, match="shared"):
+            run(fn, x)
+        return
+    np.testing.assert_array_equal(run(fn, x).reshape(2, 16, 128), np.roll(x.reshape(2, 16, 128), -1, 1))
+
+
+def test_what_has_no_model_says_so() -> None:
+    def body(x_ref: Any, i_ref: Any, o_ref: Any) -> None:
+        o_ref[pl.ds(0, LANES)] = plsc.sort_key_val(x_ref[pl.ds(0, LANES)], i_ref[pl.ds(0, LANES)])[0]
+
+    with pytest.raises(NotModelledError, match=r"primitive masked_sort.*test_sparsecore\.py"):
+        run(vectors(body), *NUMBERS)

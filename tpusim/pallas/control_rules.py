@@ -15,7 +15,7 @@ from tpusim.specs import MemoryRef, MemorySpace, SemaphoreArray
 SEEN_BY_OTHERS = {
     "get", "swap", "masked_load", "masked_swap", "addupdate", "dma_start", "dma_wait", "semaphore_signal",
     "semaphore_wait", "semaphore_read", "get_barrier_semaphore", "run_scoped", "program_id", "num_programs",
-    "axis_index", "delay", "debug_print", "prng_seed", "prng_random_bits",
+    "axis_index", "delay", "debug_print", "prng_seed", "prng_random_bits", "parallel_loop", "barrier",
 }  # fmt: skip
 """Primitives that cannot be part of a pure array segment."""
 
@@ -107,6 +107,18 @@ def _cond(lowering: Lowering, block: Block, eqn: Any) -> None:
             lowering.emit("pass")
         lowering.depth -= 1
     _bind_results(lowering, eqn.outvars, names)
+
+
+def names_of_results(lowering: Lowering, variables: Sequence[Any], first: Sequence[Any]) -> list[str]:
+    """Names for what a loop carries, with its first values."""
+    names = _names_for(lowering, variables)
+    _assign(lowering, names, _codes(lowering, first, variables))
+    return names
+
+
+def assign_results(lowering: Lowering, names: Sequence[str], results: Sequence[Any], variables: Sequence[Any]) -> None:
+    """Give the names of a loop's variables the values of this turn."""
+    _assign(lowering, names, _codes(lowering, results, variables))
 
 
 def _bind_results(lowering: Lowering, variables: Sequence[Any], names: Sequence[str]) -> None:

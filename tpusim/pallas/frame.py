@@ -21,13 +21,14 @@ from tpusim.machine.core import Core
 from tpusim.machine.memory import Buffer, Region, sentinel
 from tpusim.machine.semaphores import Semaphore
 from tpusim.pallas.random_bits import CoreRandom, stack_keys
+from tpusim.pallas.subcore_frame import SubcoreOperations
 from tpusim.pallas.views import ViewRegion, masked
 
 if TYPE_CHECKING:
     from tpusim.machine.calls import Call, Scope
 
 
-class Frame:
+class Frame(SubcoreOperations):
     """One device inside one kernel call."""
 
     __slots__ = (

@@ -19,7 +19,7 @@ from tpusim.machine.machine import Machine
 from tpusim.machine.memory import BufferSpec, SpecCache, fresh_array
 from tpusim.machine.semaphores import SemaphoreSpec
 from tpusim.machine.timing import Timing
-from tpusim.pallas import control_rules, internals, memory_rules, random_rules, sync_rules
+from tpusim.pallas import control_rules, internals, memory_rules, random_rules, sparse_rules, sync_rules
 from tpusim.pallas.cores import check_arguments, check_axes, check_machine, run_on_cores, sparse_prices
 from tpusim.pallas.frame import Frame
 from tpusim.pallas.handover import HandedArrays, HandedSemaphores, outlive
@@ -31,7 +31,9 @@ from tpusim.pallas.work import Work
 from tpusim.pipeline import control_ps
 from tpusim.specs import MemorySpace, SemaphoreArray
 
-RULES = {**memory_rules.RULES, **sync_rules.RULES, **control_rules.RULES, **random_rules.RULES}
+RULES = {
+    **memory_rules.RULES, **sync_rules.RULES, **control_rules.RULES, **random_rules.RULES, **sparse_rules.RULES,
+}  # fmt: skip
 
 
 class CapturedKernel:

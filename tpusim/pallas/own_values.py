@@ -57,8 +57,39 @@ def stochastic_round(x: Any, random_bits: Any, *, target_dtype: Any) -> Any:
     return jnp.where(jnp.isfinite(x), rounded, x).astype(jnp.bfloat16)
 
 
+def masked_cumsum(x: Any, mask: Any) -> Any:
+    """Running sums of the elements under the mask."""
+    return lax.cumsum(jnp.where(mask, x, x.dtype.type(0)))
+
+
+def population_count(x: Any, *, reduce: int) -> Any:
+    """How many are true, in each element."""
+    return jnp.full((x.shape[0] // reduce,), x.sum(dtype=jnp.int32))
+
+
+def first_set(x: Any, *, reduce: int) -> Any:
+    """The place of the first that is true, in each element; the size where none is."""
+    first = jnp.where(x.any(), jnp.argmax(x).astype(jnp.int32), jnp.int32(x.shape[0]))
+    return jnp.full((x.shape[0] // reduce,), first)
+
+
+def _refused(name: str) -> Callable[..., Any]:
+    """What stands for an operation of SparseCores that has no values here; the text is that of JAX."""
+
+    def refuse(*operands: Any, **params: Any) -> Any:
+        raise NotImplementedError(f"primitive '{name}'")
+
+    return refuse
+
+
+_SPARSE_WITHOUT_VALUES = ("masked_cummax", "masked_cummin", "masked_sort", "pack", "unpack", "scan_count", "unique")
+
 OWN_VALUES: dict[str, Callable[..., Any]] = {
     "pack_elementwise": pack_elementwise,
     "unpack_elementwise": unpack_elementwise,
     "stochastic_round": stochastic_round,
+    "masked_cumsum": masked_cumsum,
+    "all_reduce_population_count": population_count,
+    "all_reduce_ffs": first_set,
+    **{name: _refused(name) for name in _SPARSE_WITHOUT_VALUES},
 }
