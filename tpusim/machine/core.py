@@ -149,7 +149,8 @@ class Core:
         """Issue a copy; it begins after its start latency.  The destination is in flight from now on."""
         self.operations = number = self.operations + 1
         route = src.routes.get(dst) or self.machine.wiring.route(src, dst)
-        copy = self.copy_type(self, src, src_region, dst, dst_region, src_sem, dst_sem, route, number, site)
+        key = self.order + number
+        copy = self.copy_type(self, src, src_region, dst, dst_region, src_sem, dst_sem, route, key, site)
         if priority or add:
             copy.priority = priority
             copy.add = add
@@ -179,7 +180,7 @@ class Core:
             hook(copy)
         copy.due = begin = now + route.start_ps
         copy.callbacks = BEGIN_CALLBACKS
-        self.schedule(copy, BEGIN + copy.key, begin - self.since_ps)
+        self.schedule(copy, BEGIN + key, begin - self.since_ps)
         return copy
 
     # -- semaphores -----------------------------------------------------------------------------
@@ -212,15 +213,15 @@ class Core:
 
     def wake(self, now: int) -> None:
         """Go on after a wait; called by the semaphore that holds enough at ``now`` (ps)."""
+        semaphore, amount, since, site = self._blocked  # type: ignore[misc]  # a semaphore wakes who waits for it
+        self._blocked = None
         self.since_ps = now
         if now > self.now:
             self.now = now
-        blocked = self._blocked
-        if blocked is not None:
-            self._blocked = None
-            semaphore, amount, since, site = blocked
-            for hook in self.hooks.waited:
-                hook((self, semaphore, amount, since, self.now, site))
+        else:
+            now = self.now
+        for hook in self.hooks.waited:
+            hook((self, semaphore, amount, since, now, site))
         then = self._then
         if then is not None:
             self._then = None

@@ -30,7 +30,7 @@ class Copy(Flow):
     """
 
     __slots__ = (
-        "add", "begin_ps", "core", "dst", "dst_region", "dst_sem", "issued_ps", "key", "number", "read_ps",
+        "add", "begin_ps", "core", "dst", "dst_region", "dst_sem", "issued_ps", "key", "read_ps",
         "route", "site", "src", "src_region", "src_sem", "written_ps",
     )  # fmt: skip
 
@@ -44,12 +44,11 @@ class Copy(Flow):
         src_sem: Semaphore | None,
         dst_sem: Semaphore,
         route: Route,
-        number: int,
+        key: int,
         site: Any,
     ) -> None:
         wire = src_region.wire_bytes
         other = dst_region.wire_bytes
-        key = core.order + number
         # Flow.__init__, written out: this is the hottest constructor of all
         self.path = route.path
         self.wire_bytes = wire if wire >= other else other
@@ -63,7 +62,6 @@ class Copy(Flow):
         self.src_sem = src_sem
         self.dst_sem = dst_sem
         self.route = route
-        self.number = number
         self.key = key
         self.site = site
         self.add = False

@@ -59,10 +59,10 @@ class ScheduledCopy(Copy):
         src_sem: Semaphore | None,
         dst_sem: Semaphore,
         route: Route,
-        number: int,
+        key: int,
         site: Any,
     ) -> None:
-        super().__init__(core, src, src_region, dst, dst_region, src_sem, dst_sem, route, number, site)
+        super().__init__(core, src, src_region, dst, dst_region, src_sem, dst_sem, route, key, site)
         self._operation = core.operation
         self._number = core.number
         self._value: Any = None
