@@ -53,12 +53,16 @@ class Path:
 
     def __init__(self, resources: tuple[Resource, ...], rate_limit: int) -> None:
         weights: dict[Resource, int] = {}
+        peak = rate_limit
         for resource in resources:
-            weights[resource] = weights.get(resource, 0) + 1
+            weights[resource] = weight = weights.get(resource, 0) + 1
+            share = resource.capacity // weight
+            if share < peak:
+                peak = share
         self.resources = resources
         self.rate_limit = rate_limit
-        self.peak = min([rate_limit, *(r.capacity // weight for r, weight in weights.items())])
-        self.loads = tuple([(r, weight * self.peak, weight) for r, weight in weights.items()])
+        self.peak = peak
+        self.loads = tuple([(resource, weight * peak, weight) for resource, weight in weights.items()])
         """For each resource once: itself, what a flow adds to its ``peak_sum``, the weight."""
         self.moved_bytes = 0
         """Bytes of the flows that have ended."""

@@ -48,6 +48,7 @@ class Wiring:
         self._die_hop_ps = ps_from_seconds(latency.number) if latency is not None else timing.hop_ps
         self._hbm_rate = int(chip.hbm.bandwidth.number)
         self._hbm_per_device = slice_.has_die_links
+        self._devices_per_hbm = 1 if slice_.has_die_links else slice_.devices_per_chip
         self.links: dict[int, Resource] = {}
         self.hbms: dict[int, Resource] = {}
         self._routes: dict[tuple[int, int, int, int], Route] = {}
@@ -90,8 +91,7 @@ class Wiring:
 
     def hbm(self, device: int) -> Resource:
         """The HBM that serves a mesh device."""
-        place = self.devices[device]
-        unit = place if self._hbm_per_device else self.slice.chip_of(place)
+        unit = self.devices[device] // self._devices_per_hbm
         found = self.hbms.get(unit)
         if found is None:
             found = self.hbms[unit] = Resource(f"HBM {unit}", self._hbm_rate)
@@ -122,13 +122,17 @@ class Wiring:
         return sum(self._die_hop_ps if self._is_die_link(index) else self.timing.hop_ps for index in links)
 
     def _build(self, source: int, src: MemorySpace, target: int, dst: MemorySpace) -> Route:
-        ends = [self.hbm(d) for d, space in ((source, src), (target, dst)) if space is MemorySpace.HBM]
+        crossed: list[Resource] = []
+        if src is MemorySpace.HBM:
+            crossed.append(self.hbm(source))
+        if dst is MemorySpace.HBM:
+            crossed.append(self.hbm(target))
         if self.devices[source] == self.devices[target]:
             kind, warns = direction_class(src, dst), False
             links: tuple[int, ...] = ()
         else:
             kind = "remote"
-            way = self.way(source, target)
-            links, warns = way.links, way.warns
-        path = Path((*ends, *(self.link(index) for index in links)), self.timing.rate(kind))
+            links, _, warns = self.way(source, target)
+            crossed += map(self.link, links)
+        path = Path(tuple(crossed), self.timing.rate(kind))
         return Route(kind, path, self.timing.start_ps(kind), self._latency(links), links, warns)

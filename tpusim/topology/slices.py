@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Literal, NamedTuple
 
@@ -115,6 +115,7 @@ class Slice:
             )
 
     @classmethod
+    @lru_cache(maxsize=64)
     def parse(cls, text: str, cores: Cores = "megacore") -> Slice:
         """The slice written as ``"v5e:4x4"``; raises ``OptionError`` for anything else."""
         match = re.fullmatch(r"([^:]+):([1-9]\d{0,5}(?:x[1-9]\d{0,5})*)", text)
