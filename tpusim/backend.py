@@ -100,6 +100,11 @@ def active() -> Backend:
         ) from None
 
 
+def activate(backend: Backend) -> None:
+    """Make ``backend`` the active one of the present context from now on."""
+    _ACTIVE.set(backend)
+
+
 @contextmanager
 def use(backend: Backend) -> Iterator[None]:
     """Make ``backend`` the active one within a ``with`` block."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import greenlet
 import numpy as np
 
-from tpusim.backend import use
+from tpusim.backend import activate
 from tpusim.declare import Declared, parameter_names, resolve, unused_collective_id
 from tpusim.errors import FindingError, OptionError
 from tpusim.findings import Finding, Kind, Where, where_of
@@ -94,8 +94,6 @@ class Program:
         """The work of a core that has done nothing since others could see it."""
         self.one_axis_size = self.sizes[0] if len(self.sizes) == 1 else 0
         """Devices that one integer names; 0 on several axes."""
-        self.fitting: set[Any] = set()
-        """Sources and destinations that were found to make a copy."""
         self._refs: dict[Any, Ref | SemaphoreRef] = {}
         self.descriptor_uses: dict[int, DescriptorUse] = {}
         self.inputs = [_as_input(array, position) for position, array in enumerate(arrays)]
@@ -269,6 +267,7 @@ class Program:
         core = executor.core
         refs = [self.ref_to(item) for item in self.arguments]
         grid = self.declared.grid
+        control = control_ps(self.machine.timing, len(grid)) if grid else 0
 
         def step(index: tuple[int, ...]) -> None:
             executor.grid_index = index
@@ -277,14 +276,13 @@ class Program:
 
         def run() -> None:
             try:
-                with use(executor):
-                    self.call.enter(core.device)
-                    suspend = executor.suspend
-                    if self.needs_entry_barrier:
-                        entry_barrier(core, suspend, self.pipeline.site)
-                    control = control_ps(self.machine.timing, len(grid))
-                    self.pipeline.run(core, suspend, executor, grid, step, control)
-                    self.machine.exit(core)
+                activate(executor)  # in the greenlet's own context, which ends with it
+                self.call.enter(core.device)
+                suspend = executor.suspend
+                if self.needs_entry_barrier:
+                    entry_barrier(core, suspend, self.pipeline.site)
+                self.pipeline.run(core, suspend, executor, grid, step, control)
+                self.machine.exit(core)
             except FindingError as error:
                 where = user_line(error.__traceback__) or _definition(self.kernel.fn)
                 raise placed(error, self.machine, core, where, executor.grid_index) from None

@@ -34,7 +34,10 @@ class DescriptorUse:
 class Transfers(Places):
     """The part of an executor that moves and waits."""
 
-    __slots__ = ("_idle", "_piece", "buffers_of", "call", "core", "machine", "semaphores_of", "suspend")
+    __slots__ = (
+        "_idle", "_piece", "buffers_of", "call", "core", "descriptor_uses", "machine", "one_axis_size", "semaphores_of",
+        "suspend",
+    )  # fmt: skip
 
     def __init__(self, program: Program, core: Core, suspend: Callable[[], object]) -> None:
         super().__init__(program, core.machine.coordinates(core.device))
@@ -43,6 +46,8 @@ class Transfers(Places):
         self.call = program.call
         self.buffers_of = program.call.buffers
         self.semaphores_of = program.call.semaphores
+        self.descriptor_uses = program.descriptor_uses
+        self.one_axis_size = program.one_axis_size
         self.suspend = suspend
         self._idle = self._piece = program.idle
 
@@ -56,22 +61,25 @@ class Transfers(Places):
 
     def made(self, descriptor: AsyncCopyDescriptor, site: RawSite) -> None:
         """Check a descriptor and remember its line until some device uses one made there."""
-        program = self.program
         src, dst, dst_sem, src_sem = descriptor.src_ref, descriptor.dst_ref, descriptor.dst_sem, descriptor.src_sem
         try:
+            source, target = src.region, dst.region
             is_fit = (
-                (src, dst) in program.fitting and dst_sem.counts_bytes and (src_sem is None or src_sem.counts_bytes)
+                source.shape == target.shape
+                and source.spec.dtype == target.spec.dtype
+                and dst_sem.counts_bytes
+                and (src_sem is None or src_sem.counts_bytes)
             )
-        except (TypeError, AttributeError):  # something that is no ref
+        except AttributeError:  # something that is no ref
             is_fit = False
         if not is_fit:
             check_copy(src, dst, dst_sem, src_sem)
-            program.fitting.add((src, dst))
         # Not the site itself as the key: a code object hashes its whole bytecode, every time.
         key = (id(site[0]) << 24) + site[1]
-        use = program.descriptor_uses.get(key)
+        uses = self.descriptor_uses
+        use = uses.get(key)
         if use is None:
-            use = program.descriptor_uses[key] = DescriptorUse(site)
+            use = uses[key] = DescriptorUse(site)
         descriptor.use = use
 
     def start(self, descriptor: AsyncCopyDescriptor, priority: int, add: bool, site: RawSite) -> None:
@@ -88,7 +96,7 @@ class Transfers(Places):
         else:
             device_id = descriptor.device_id
             target = device_id.value if type(device_id) is Scalar else device_id
-            if type(target) is not int or not 0 <= target < self.program.one_axis_size:
+            if type(target) is not int or not 0 <= target < self.one_axis_size:
                 target = self.resolve_device(device_id)
             buffers, semaphores = self.buffers_of[target], self.semaphores_of[target]
             src_sem = core.semaphores[send.position][send.flat]
