@@ -285,6 +285,35 @@ def test_exceptions_elsewhere_in_the_file(tpusim, change, text):
     assert re.search(pattern.replace(".*", r"\d+"), out)
 
 
+@pytest.mark.parametrize("status", [0, 7])
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        (("import tpusim\n", "import sys\n\nimport tpusim\n\nEXIT\n"), "<module>"),
+        (("    o_ref[...] = x_ref", "    import sys\n\n    EXIT\n    o_ref[...] = x_ref"), "kernel"),
+        (("    return x + np.roll", "    import sys\n\n    EXIT\n    return x + np.roll"), "reference"),
+    ],
+)
+def test_a_file_cannot_choose_the_exit_status(tpusim, change, where, status):
+    old, new = change
+    write("k.py", (old, new.replace("EXIT", f"sys.exit({status})")))
+    lines = Path("k.py").read_text().splitlines()
+    line = next(number for number, text in enumerate(lines, 1) if "sys.exit" in text)
+    found, out, err = tpusim("run", "k.py", "--json", "-")
+    assert found == 1
+    error = f"SystemExit: {status}\n  k.py:{line} in {where}\n    sys.exit({status})"
+    assert error in err
+    assert strict_json(out)["ok"] is False
+
+
+@pytest.mark.parametrize("arguments", [("sweep", "k.py", "--param", "seed=1,2"), ("time", "k.py")])
+@pytest.mark.parametrize("fault", ["raise NameError('x')", "import sys; sys.exit(0)"])
+def test_a_file_that_cannot_be_run_through_is_a_fault_of_the_file(tpusim, arguments, fault):
+    Path("k.py").write_text(f"{fault}\n")
+    what = "NameError: x" if "NameError" in fault else "SystemExit: 0"
+    assert tpusim(*arguments) == (1, "", f"Error: {what}\n  k.py:1 in <module>\n    {fault}\n")
+
+
 def test_a_trace_of_some_devices_or_in_parts(tpusim):
     write("k.py")
     for options, processes in ((["--trace-devices", "0-1,3"], 3), (["--trace-parts", "10"], 4)):
@@ -339,6 +368,8 @@ def test_ctrl_c_gives_the_report(tpusim):
          "v5e has no slice 3x3. Slices of v5e: 1x1, 2x2, 2x4, 4x4, 4x8, 8x8, 8x16, 16x16."),
         (["k.py", "--mesh", "y=2"], "mesh needs a size for each axis of the kernel, such as 'x=2'; got 'y=2'"),
         (["k.py", "--mesh", "x"], "mesh: 'x' is not of the form axis=size, as in 'x=2,y=4'"),
+        (["k.py", "--mesh", "x=²"], "mesh: 'x=²' is not of the form axis=size, as in 'x=2,y=4'"),
+        (["k.py", "--mesh", "x=2,x=4"], "mesh: 'x=2,x=4' gives axis 'x' twice"),
         (["k.py", "--shape", "8,b"], "--shape takes sizes such as 8,128, not '8,b'"),
         (["k.py", "--trace", "-"], "--trace takes the path of a file, not - for the standard output"),
         (["k.py", "--shape", "0,128"], "--shape takes positive sizes, not '0,128'"),

@@ -104,6 +104,11 @@ def load_file(spec: str) -> KernelFile:
     )
 
 
+def path_of(spec: str) -> Path:
+    """The path in ``path.py[:name]``."""
+    return Path(spec.rpartition(":")[0] if ".py:" in spec else spec)
+
+
 def _kernels_in(module: ModuleType) -> str:
     return ", ".join(key for key, value in vars(module).items() if isinstance(value, Kernel)) or "none"
 

@@ -174,8 +174,10 @@ def parse_mesh(text: str) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for part in text.split(","):
         axis, equals, size = part.partition("=")
-        if not equals or not size.strip().isdigit():
+        if not equals or not size.strip().isdecimal():
             raise OptionError(f"mesh: {part!r} is not of the form axis=size, as in 'x=2,y=4'")
+        if axis.strip() in sizes:
+            raise OptionError(f"mesh: {text!r} gives axis {axis.strip()!r} twice")
         sizes[axis.strip()] = int(size)
     return sizes
 

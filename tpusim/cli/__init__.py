@@ -33,6 +33,7 @@ from tpusim.cli import (
 from tpusim.cli.console import never_fail_to_encode, one_line
 from tpusim.errors import NotModelledError, OptionError
 from tpusim.job import Status
+from tpusim.job.userfault import UserCodeError
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -47,6 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except NotModelledError as error:
         typer.echo(f"Error: {one_line(error)}", err=True)
         sys.exit(Status.NOT_POSSIBLE)
+    except UserCodeError as error:
+        typer.echo(f"Error: {error}", err=True)
+        sys.exit(Status.WRONG)
     sys.exit(Status.RIGHT)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +15,8 @@ from tpusim.cli.request import check_writable, read_options
 from tpusim.cli.run import write_json
 from tpusim.errors import OptionError
 from tpusim.job import Status
+from tpusim.job.userfault import user_code
+from tpusim.kernel_file import path_of
 from tpusim.report.frame import need_bokeh
 from tpusim.sweep import Sweep, run_sweep
 from tpusim.sweep.plot import write_plot
@@ -55,7 +56,7 @@ def sweep(
     by: Objective = "ratio" if objective == "ratio" else "time"
     options = read_options({"seed": seed, **texts})
     space = Space.parse(param)
-    path = out or f"{Path(file.rpartition(':')[0] if '.py:' in file else file).stem}.sweep.jsonl"
+    path = out or f"{path_of(file).stem}.sweep.jsonl"
     for each in table or ():
         check_table(each)
     if plot is not None:
@@ -69,10 +70,11 @@ def sweep(
         def progress(row: Row, done: int, total: int) -> None:
             shown.update(task, completed=done, total=total)
 
-        found = run_sweep(
-            file, space, path, objective=by, trials=trials, seed=seed, options=options,
-            workers=workers, progress=progress,
-        )  # fmt: skip
+        with user_code(path_of(file)):
+            found = run_sweep(
+                file, space, path, objective=by, trials=trials, seed=seed, options=options,
+                workers=workers, progress=progress,
+            )  # fmt: skip
     for each in table or ():
         write_table(found.rows, each)
     names = [name for name, values in space.values.items() if len(values) > 1] or list(space.values)

@@ -12,7 +12,8 @@ from tpusim.cli.console import make_console, styled
 from tpusim.cli.options import INPUTS, File, Texts, takes
 from tpusim.cli.request import check_writable, make_job
 from tpusim.job import Status
-from tpusim.kernel_file import load_file
+from tpusim.job.userfault import user_code
+from tpusim.kernel_file import load_file, path_of
 from tpusim.options import RunOptions
 from tpusim.program import Kernel
 
@@ -33,7 +34,8 @@ def time(
 
     check_writable(json_file)
     job = make_job(file, **texts)
-    kernel = load_file(file).made(job.parameters)
+    with user_code(path_of(file)):
+        kernel = load_file(file).made(job.parameters)
     place = RunOptions.of(job.options).place(kernel.axes if isinstance(kernel, Kernel) else ("x",))
     missing = tpu_missing()
     if missing is not None:

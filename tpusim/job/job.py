@@ -22,7 +22,7 @@ from tpusim.findings import Finding, Kind, Severity
 from tpusim.job.check import Check, Sharding, compare
 from tpusim.job.status import Status
 from tpusim.job.userfault import UserCodeError, user_code
-from tpusim.kernel_file import KernelFile, load_file
+from tpusim.kernel_file import KernelFile, load_file, path_of
 from tpusim.native import simulate
 from tpusim.observe import Observer
 from tpusim.options import Place, RunOptions
@@ -117,8 +117,7 @@ class Outcome:
 
 def run_job(job: Job, progress: Progress | None = None) -> Outcome:
     """Run it; raises ``OptionError`` alone."""
-    path = Path(job.file.rpartition(":")[0] if ".py:" in job.file else job.file)
-    return _outcome(job, path, lambda: load_file(job.file), progress)
+    return _outcome(job, path_of(job.file), lambda: load_file(job.file), progress)
 
 
 def run_loaded(loaded: KernelFile, job: Job) -> Outcome:

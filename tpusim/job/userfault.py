@@ -25,7 +25,8 @@ def user_code(path: Path) -> Iterator[None]:
     """Turn what code of ``path`` raises into :class:`UserCodeError`.
 
     Findings pass, and so do wrong options, with the line of ``path`` that met them.  An exception that
-    never touched the user's code is tpusim's own and passes too.
+    never touched the user's code is tpusim's own and passes too.  ``sys.exit()`` is an exception like others: its
+    status would be taken for that of the run.
     """
     try:
         yield
@@ -37,7 +38,7 @@ def user_code(path: Path) -> Iterator[None]:
             raise
         place = Where(frames[-1].filename, frames[-1].lineno or 0)
         raise OptionError(f"{error}  [{place}]") from None
-    except Exception as error:  # the boundary to code that may raise anything
+    except (Exception, SystemExit) as error:  # the boundary to code that may raise anything
         text = _text(error, path)
         if text is None:
             raise
