@@ -323,6 +323,22 @@ def test_vector_sums_and_updates() -> None:
     np.testing.assert_array_equal(run(vectors(body), *NUMBERS), want)
 
 
+def test_a_histogram() -> None:
+    def body(x_ref: Any, i_ref: Any, o_ref: Any) -> None:
+        @pl.loop(0, 64, step=LANES)
+        def _(at: Any) -> None:
+            o_ref[pl.ds(at, LANES)] = jnp.zeros((LANES,), jnp.int32)
+
+        @pl.loop(0, 64, step=LANES)
+        def _(at: Any) -> None:
+            x = i_ref[pl.ds(at, LANES)]
+            counts, last = plsc.scan_count(x, mask=x > 3)
+            plsc.addupdate_scatter(o_ref, [x], counts, mask=last)
+
+    x = NUMBERS[1]
+    np.testing.assert_array_equal(run(vectors(body), *NUMBERS), np.bincount(x[x > 3], minlength=64))
+
+
 @pytest.mark.parametrize("waits", [True, False])
 def test_subcores_of_a_core_meet(waits: bool) -> None:
     """Each puts a row into shared VMEM and takes its neighbour's: only behind a barrier."""

@@ -212,7 +212,9 @@ class Lowering(Addressing):
         if found.is_python:
             return found.code
         self.flush(block)
-        return self.number(found.code)
+        name = self.fresh()  # an array of one element is no key of a dictionary
+        self.emit(f"{name} = {self.number(found.code)}")
+        return name
 
     def number(self, code: str, kind: str = "int") -> str:
         """An expression of a Python int or bool for an array of one element."""

@@ -73,6 +73,14 @@ def first_set(x: Any, *, reduce: int) -> Any:
     return jnp.full((x.shape[0] // reduce,), first)
 
 
+def scan_count(x: Any, mask: Any) -> tuple[Any, Any]:
+    """How often each element has come so far, itself included, and whether it is the last of its kind."""
+    place = jnp.arange(x.shape[0])
+    same = (x[:, None] == x[None, :]) & mask[None, :]
+    counts = (same & (place[None, :] <= place[:, None])).sum(1, dtype=jnp.int32)
+    return counts, mask & ~(same & (place[None, :] > place[:, None])).any(1)
+
+
 def _refused(name: str) -> Callable[..., Any]:
     """What stands for an operation of SparseCores that has no values here; the text is that of JAX."""
 
@@ -82,7 +90,7 @@ def _refused(name: str) -> Callable[..., Any]:
     return refuse
 
 
-_SPARSE_WITHOUT_VALUES = ("masked_cummax", "masked_cummin", "masked_sort", "pack", "unpack", "scan_count", "unique")
+_SPARSE_WITHOUT_VALUES = ("masked_cummax", "masked_cummin", "masked_sort", "pack", "unpack")
 
 OWN_VALUES: dict[str, Callable[..., Any]] = {
     "pack_elementwise": pack_elementwise,
@@ -91,5 +99,7 @@ OWN_VALUES: dict[str, Callable[..., Any]] = {
     "masked_cumsum": masked_cumsum,
     "all_reduce_population_count": population_count,
     "all_reduce_ffs": first_set,
+    "scan_count": scan_count,
+    "unique": scan_count,  # its name in 0.10
     **{name: _refused(name) for name in _SPARSE_WITHOUT_VALUES},
 }

@@ -136,7 +136,8 @@ def bind_equation(eqn: Any, operands: Sequence[Any]) -> list[Any]:
     if is_placement(eqn):
         return list(operands)
     if name in OWN_VALUES:
-        return [OWN_VALUES[name](*operands, **eqn.params)]
+        own = OWN_VALUES[name](*operands, **eqn.params)
+        return list(own) if isinstance(own, tuple) else [own]
     return _bind(eqn.primitive, eqn.primitive.get_bind_params(eqn.params), operands)
 
 
