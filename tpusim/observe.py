@@ -109,3 +109,8 @@ class Hooks:
                 name,
                 tuple(getattr(o, name) for o in observers if getattr(type(o), name) is not default or name in vars(o)),
             )
+
+    def clear(self) -> None:
+        """Nobody listens any more."""
+        for name in self.__slots__:
+            setattr(self, name, ())

@@ -6,6 +6,7 @@ Native and captured programs share this; they differ only in how they put progra
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -100,12 +101,18 @@ class Session:
                 raise OptionError(f"the schedule does not fit this run: {misfit}")
         self._stamp(failure)
         result = self._result(outputs, wall_s)
+        self._let_go()
         always = isinstance(failure, NotModelledError | InterruptedRunError)
         if failure is not None and (machine.raises or always):
             failure.findings = list(machine.findings)
             failure.result = result
             raise failure
         return result
+
+    def _let_go(self) -> None:
+        """Have the run freed with its result, not when the garbage collector comes by: it may hold much memory."""
+        self.machine.hooks.clear()
+        weakref.finalize(self.log, self.machine.forget).atexit = False
 
     def abandon(self, error: FindingError) -> None:
         """Give an error from before the first event what there is of findings and result."""

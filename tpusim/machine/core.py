@@ -10,7 +10,7 @@ wait that fails, or a semaphore read, hands control back to the event loop: then
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tpusim.machine.dma import BEGIN, BEGIN_CALLBACKS, CORE, SIGNAL, Copy, Signal
 
@@ -38,7 +38,7 @@ class Core:
     """
 
     __slots__ = (
-        "_blocked", "_callbacks", "_ok", "_then", "begin_flow", "buffers", "call", "callbacks", "compute_ps", "device",
+        "_blocked", "_ok", "_then", "begin_flow", "buffers", "call", "callbacks", "compute_ps", "device",
         "done", "entered_ps", "env", "exited_ps", "hooks", "issue_ps", "machine", "max_operations", "max_ps", "now",
         "operations", "order", "resume", "schedule", "semaphores", "since_ps", "wait_ps",
     )  # fmt: skip
@@ -73,8 +73,7 @@ class Core:
         self.semaphores: list[list[Semaphore]] = []
         self.resume: Callable[[], object] = _not_running
         self._ok = True
-        self._callbacks: list[Any] = [self._joined]
-        self.callbacks: Any = self._callbacks
+        self.callbacks: Any = JOINED_CALLBACKS
 
     @property
     def blocked(self) -> Blocked | None:
@@ -148,7 +147,7 @@ class Core:
     ) -> Copy:
         """Issue a copy; it begins after its start latency.  The destination is in flight from now on."""
         self.operations = number = self.operations + 1
-        route = src.routes.get(dst) or self.machine.wiring.route(src, dst)
+        route = src.routes.get(dst.place) or self.machine.wiring.route(src, dst)
         key = self.order + number
         copy = self.copy_type(self, src, src_region, dst, dst_region, src_sem, dst_sem, route, key, site)
         if priority or add:
@@ -265,17 +264,21 @@ class Core:
         delay = self.now - self.since_ps
         if delay <= 0:
             return True
-        self.callbacks = self._callbacks
+        self.callbacks = JOINED_CALLBACKS
         self.schedule(self, CORE + self.order + number, delay)
         return False
 
-    def _joined(self, _event: object) -> None:
-        self.callbacks = self._callbacks
+    def _joined(self) -> None:
+        self.callbacks = JOINED_CALLBACKS
         self.since_ps = self.env.now
         self.resume()
 
     def __repr__(self) -> str:
         return f"Core(device {self.machine.coordinates(self.device)}, t = {self.now} ps)"
+
+
+# An unbound method, as an event's callbacks get the event: a core that held itself would outlive its run.
+JOINED_CALLBACKS: Final = [Core._joined]
 
 
 def _not_running() -> None:

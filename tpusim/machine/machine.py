@@ -17,7 +17,7 @@ from tpusim.errors import InterruptedRunError
 from tpusim.findings import Finding, Kind, Where
 from tpusim.machine.calls import Call
 from tpusim.machine.clock import make_clock
-from tpusim.machine.core import Core
+from tpusim.machine.core import JOINED_CALLBACKS, Core
 from tpusim.machine.dma import CORE, SOLVE
 from tpusim.machine.fabric import Fabric
 from tpusim.machine.memory import Region, SpecCache, Tiling
@@ -198,7 +198,7 @@ class Machine(Reporting):
         """Have a core's program begin (``resume`` called) at a time."""
         core.resume = resume
         core.now = max(core.now, at_ps)
-        core.callbacks = core._callbacks
+        core.callbacks = JOINED_CALLBACKS
         self.env.schedule(core, CORE + core.order, core.now - self.env.now)
 
     def exit(self, core: Core) -> None:
@@ -227,6 +227,10 @@ class Machine(Reporting):
                         progress(self.env.now, self.events)
         except KeyboardInterrupt as error:
             raise InterruptedRunError(self.livelock_finding("interrupted"), findings=self.findings) from error
+
+    def forget(self) -> None:
+        """Let go of what a run holds in circles, when nobody looks at it any more: all of it is then freed at once."""
+        self.cores, self.calls, self.barriers = [], [], {}
 
     def _release(self) -> bool:
         """Let happen what was held until nothing else moves; false where there is nothing."""

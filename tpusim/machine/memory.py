@@ -389,18 +389,20 @@ class Buffer:
     owner's call or scope; ``fresh`` while nothing has been written to it.
     """
 
-    __slots__ = ("alive", "array", "device", "fresh", "reading", "routes", "spec", "writing")
+    __slots__ = ("alive", "array", "device", "fresh", "place", "reading", "routes", "spec", "writing")
 
     def __init__(self, spec: BufferSpec, device: int, array: np.ndarray[Any, Any] | None) -> None:
         self.spec = spec
         self.device = device
+        self.place = 4 * device + spec.space_code
+        """The memory it lies in: its device's HBM, VMEM or SMEM."""
         self.array = array
         self.alive = True
         self.fresh = not spec.initialised
         self.writing: list[Copy] = []
         self.reading: list[Copy] = []
-        self.routes: dict[Buffer, Route] = {}
-        """Where copies from here have gone so far, and their ways."""
+        self.routes: dict[int, Route] = {}
+        """The ways of copies from here so far, by the memory they lead to."""
 
     def writer_of(self, region: Region) -> Copy | None:
         """A copy in flight whose destination meets ``region``."""

@@ -18,7 +18,7 @@ from tpusim.faults import Fault, Impairments
 from tpusim.findings import Where
 from tpusim.machine.calls import Call
 from tpusim.machine.clock import Later
-from tpusim.machine.core import Core
+from tpusim.machine.core import JOINED_CALLBACKS, Core
 from tpusim.machine.dma import CORE, Copy
 from tpusim.machine.impaired import ImpairedWiring, InstantWiring
 from tpusim.machine.machine import Machine
@@ -91,7 +91,7 @@ class ScheduledCore(Core):
         """Let the global clock reach the core's, and ``more_ps`` beyond."""
         delay = self.now + more_ps - self.env.now
         if delay > 0:
-            self.callbacks = self._callbacks
+            self.callbacks = JOINED_CALLBACKS
             self.env.schedule(self, CORE + self.order + self.operations, delay)
             self.machine.suspend()
 

@@ -62,7 +62,7 @@ class Wiring:
         found = self._routes.get(key)
         if found is None:
             found = self._routes[key] = self._build(src.device, src.spec.space, dst.device, dst.spec.space)
-        src.routes[dst] = found
+        src.routes[dst.place] = found
         return found
 
     def hop_ps(self, source: int, target: int) -> int:

@@ -111,6 +111,7 @@ class Run:
                 host.end()
                 for device in self.devices:
                     device.end()
+                self.devices.clear()
 
     def _run(self, host: _Host) -> None:
         host.go_on()
