@@ -83,6 +83,8 @@ class Call:
         self.specs.append(spec)
         self._occupy(spec, scope)
         keep = machine.data or spec.space is MemorySpace.SMEM
+        if spec.space is not MemorySpace.HBM or arrays is None:
+            machine.has_blanks = True
         for device, table in enumerate(self.buffers):
             fresh = fresh_array(spec.shape, spec.dtype) if keep and arrays is None else None
             array = fresh if arrays is None else arrays[device]

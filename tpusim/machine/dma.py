@@ -96,6 +96,8 @@ class Copy(Flow):
         if src.array is not None:
             self.move()
         else:
+            if self.dst.written is not None:
+                core.machine.fill(self.dst)
             self.dst.array = None  # nobody knows what it holds now
         src.reading.remove(self)
         if core.hooks.copy_read:
@@ -119,6 +121,15 @@ class Copy(Flow):
         src, dst, source, target = self.src.array, self.dst.array, self.src_region, self.dst_region
         if src is None or dst is None:
             return
+        written = self.src.written
+        if written is not None and source not in written:
+            self.core.machine.fill(self.src)
+        written = self.dst.written
+        if written is not None:
+            if target.is_box and not self.add:
+                written[target] = None
+            else:
+                self.core.machine.fill(self.dst)
         if source.is_box and target.is_box and not self.add:
             dst[target.index] = src[source.index]
             return

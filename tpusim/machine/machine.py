@@ -20,7 +20,7 @@ from tpusim.machine.clock import make_clock
 from tpusim.machine.core import JOINED_CALLBACKS, Core
 from tpusim.machine.dma import CORE, SOLVE
 from tpusim.machine.fabric import Fabric
-from tpusim.machine.memory import Region, SpecCache, Tiling
+from tpusim.machine.memory import Buffer, Region, SpecCache, Tiling
 from tpusim.machine.reports import Reporting
 from tpusim.machine.semaphores import Semaphore, SemaphoreSpec
 from tpusim.machine.timing import Timing
@@ -46,6 +46,8 @@ class Machine(Reporting):
     that schedules and faults cost nothing where there are none.
     """
 
+    follows_writes = True
+    """Whether copies tell buffers what they write (``Buffer.written``)."""
     core_type: type[Core] = Core
     call_type: type[Call] = Call
     schedule_title = "default schedule"
@@ -95,6 +97,8 @@ class Machine(Reporting):
         self.cores = [self.core_type(self, device) for device in range(len(devices))]
         self.calls: list[Call] = []
         self.barriers: dict[Any, list[Semaphore]] = {}
+        self.has_blanks = False
+        """Whether results may hold memory that nobody wrote."""
         self.routing_sites: list[Any] = []
         self.ended_ps: int | None = None
         """When the run ended, where the clock went on for a report's sake."""
@@ -164,6 +168,11 @@ class Machine(Reporting):
         scalars = region.size if region.spec.space is MemorySpace.SMEM else 1
         price = region.load_ps = region.store_ps = self.timing.cycles(max(1, scalars))
         return price, price
+
+    def fill(self, buffer: Buffer) -> None:
+        """Have what was never written in a buffer show it."""
+        if buffer.fill():
+            self.has_blanks = True
 
     # -- names ----------------------------------------------------------------------------------
 

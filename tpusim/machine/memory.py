@@ -8,7 +8,9 @@ That keeps slicing off the hot path (a region is one dictionary look-up) and mem
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -386,10 +388,11 @@ class Buffer:
 
     ``array`` is ``None`` when the run carries no data.  ``writing`` holds copies whose destination is
     not complete, ``reading`` copies whose source has not been read.  ``alive`` is false outside the
-    owner's call or scope; ``fresh`` while nothing has been written to it.
+    owner's call or scope; ``fresh`` while nothing has been written to it.  ``written``: the regions of an
+    array in which nothing else holds anything yet, not even what fresh memory shows; ``None`` for all others.
     """
 
-    __slots__ = ("alive", "array", "device", "fresh", "place", "reading", "routes", "spec", "writing")
+    __slots__ = ("alive", "array", "device", "fresh", "place", "reading", "routes", "spec", "writing", "written")
 
     def __init__(self, spec: BufferSpec, device: int, array: np.ndarray[Any, Any] | None) -> None:
         self.spec = spec
@@ -399,10 +402,27 @@ class Buffer:
         self.array = array
         self.alive = True
         self.fresh = not spec.initialised
+        self.written: dict[Region, None] | None = None
         self.writing: list[Copy] = []
         self.reading: list[Copy] = []
         self.routes: dict[int, Route] = {}
         """The ways of copies from here so far, by the memory they lead to."""
+
+    def fill(self) -> bool:
+        """Have everything outside ``written`` show that it was never written; whether there was any."""
+        written, self.written = self.written, None
+        array = self.array
+        if not written or array is None:
+            if array is not None:
+                array[...] = sentinel(self.spec.dtype)
+            return array is not None
+        if _follow_each_other(written, self.spec.whole.hi):
+            return False
+        missing = np.ones(self.spec.shape, np.bool_)
+        for region in written:
+            missing[region.index] = False
+        array[missing] = sentinel(self.spec.dtype)
+        return bool(missing.any())
 
     def writer_of(self, region: Region) -> Copy | None:
         """A copy in flight whose destination meets ``region``."""
@@ -435,6 +455,19 @@ class Buffer:
         return None
 
 
+def _follow_each_other(regions: Iterable[Region], end: int) -> bool:
+    """Whether regions without gaps of their own leave none between them up to ``end``."""
+    reached = 0
+    for region in sorted(regions, key=_by_first_element):
+        if region.lo > reached or not region.dense:
+            return False
+        reached = max(reached, region.hi)
+    return reached >= end
+
+
+_by_first_element = attrgetter("lo")
+
+
 def sentinel(dtype: np.dtype[Any]) -> Any:
     """What fresh memory holds: a NaN with a pattern of its own, or a number nobody writes on purpose."""
     if dtype == np.float32:
@@ -448,6 +481,17 @@ def sentinel(dtype: np.dtype[Any]) -> Any:
     if dtype.kind in "iu" or dtype.name in ("int4", "uint4"):
         return np.array(-0x5EADBEEF if dtype.itemsize >= 4 else -0x55).astype(dtype)[()]
     return np.array(np.nan).astype(dtype)[()]
+
+
+def empty_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """An array of anything, at an address from which XLA takes it without a copy."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    memory = np.empty(nbytes + _XLA_ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _XLA_ALIGNMENT
+    return memory[start : start + nbytes].view(dtype).reshape(shape)
+
+
+_XLA_ALIGNMENT = 64
 
 
 def fresh_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:

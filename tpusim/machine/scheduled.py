@@ -193,6 +193,7 @@ class ScheduledMachine(Machine):
 
     core_type = ScheduledCore
     call_type = ScheduledCall
+    follows_writes = False
 
     def __init__(
         self,

@@ -87,7 +87,10 @@ class CapturedProgram:
             raise
         if self.result.outputs is None and self.result.place and run.machine.data:
             return None  # the run stopped on its way, and its findings were only to be recorded
-        results = [None if v is None else internals.as_result(v, a) for v, a in zip(run.values, avals, strict=True)]
+        results = [
+            None if value is None else internals.as_result(value, aval, run.freeze(value))
+            for value, aval in zip(run.values, avals, strict=True)
+        ]
         return jax.tree_util.tree_unflatten(out_tree, results)
 
     def _tell_of_narrower_types(self, arrays: list[Any], closed: Any) -> None:

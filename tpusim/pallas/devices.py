@@ -62,7 +62,7 @@ class Device(Evaluator):
             self._is_idle = self.core.done = True
             self.suspend()
 
-    def special(self, eqn: Any, operands: list[Any]) -> list[Any]:
+    def special(self, eqn: Any, operands: list[Any], into: Sequence[Any]) -> list[Any]:
         """Enter a kernel, meet the group of a collective, or say which device this is."""
         run, name = self.run_, eqn.primitive.name
         if name == "axis_index":
@@ -83,7 +83,7 @@ class Device(Evaluator):
                     self.participants,
                     run.session.options.compute == "exact",
                 )
-            results = instance.run(self.core, self.suspend, [key_words(value) for value in operands])
+            results = instance.run(self.core, self.suspend, [key_words(value) for value in operands], into)
             run.authors.keep(instance, results)
             if instance.is_over:
                 del run.instances[key]

@@ -7,12 +7,15 @@ those devices that hold what is needed; anything else needs all of it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from operator import is_
 from typing import Any
 
 import jax
 import numpy as np
 
+from tpusim.machine.memory import empty_array
 from tpusim.pallas import internals
 from tpusim.pallas.shards import Axes, block_slices, gather, shard
 
@@ -53,14 +56,36 @@ class Distributed:
         self.aval = aval
         self.age = age
         self.parts: list[Any] = [None] * len(mesh.places)
+        self._whole: Any = None
+        """All of it, if the devices put their parts into ``_places``."""
+        self._places: list[Any] = [None] * len(mesh.places)
 
     def part(self, device: int) -> Any:
         """What a device holds, once it has come that far."""
         return self.parts[device]
 
+    def place(self, device: int) -> Any:
+        """Where a device may put its part so that nobody has to move it; ``None`` where that is no piece of memory."""
+        if not self._lies_in_pieces():
+            return None
+        if self._whole is None:
+            self._whole = empty_array(tuple(self.aval.shape), self.aval.dtype)
+        rows, *_ = block_slices(self.dims, self.mesh.at[device], self.mesh.sizes, self.aval.shape)
+        found = self._places[device] = self._whole[rows]
+        return found
+
+    def _lies_in_pieces(self) -> bool:
+        """Whether every device has some rows of its own."""
+        if not self.dims or not internals.is_plain(self.aval.dtype):
+            return False
+        first, *rest = self.dims
+        return not any(rest) and math.prod(self.mesh.sizes[axis] for axis in first) == len(self.parts)
+
     def whole(self) -> Any:
         """All of it, once all devices have come that far."""
         parts = [self.part(device) for device in range(len(self.parts))]
+        if self._whole is not None and all(map(is_, parts, self._places)):
+            return self._whole
         return gather(parts, self.dims, self.aval, self.mesh.places, self.mesh.sizes)
 
     def axes_to_bring_together(self, dims: Axes) -> list[str]:

@@ -85,6 +85,8 @@ class Run:
         self.repeats: list[list[Any]] = []
         """What it returned all times but the last."""
         self._results: list[Any] = []
+        self._given: list[Any] = []
+        """Arrays that came from outside."""
         self.is_over = False
         """Whether the program came to its end."""
         self.instances: dict[Any, KernelInstance] = {}
@@ -96,6 +98,7 @@ class Run:
     def simulate(self, leaves: Sequence[Any]) -> Result:
         """Run to the end and judge; ``values`` then holds what the program returns."""
         inputs = [_input(leaf, var.aval) for leaf, var in zip(leaves, self.jaxpr.invars, strict=True)]
+        self._given = [array for array in (*inputs, *self.consts) if isinstance(array, np.ndarray)]
         with np.errstate(all="ignore"):  # the greenlets take this along
             hub = greenlet.getcurrent()
             for core in self.machine.cores:
@@ -128,11 +131,18 @@ class Run:
         ]
         self.is_over = True
 
+    def freeze(self, value: Any) -> bool:
+        """Have nobody change a result any more; false where it may be the memory of somebody outside."""
+        if not isinstance(value, np.ndarray) or any(np.may_share_memory(value, given) for given in self._given):
+            return False
+        value.flags.writeable = False
+        return True
+
     def _outputs(self, values: Sequence[Any]) -> tuple[Any, ...] | None:
         if not self.is_over or (values and all(value is None for value in values)):
             return None
         arrays = tuple(None if value is None else host_array(value) for value in values)
-        for number, array in enumerate(arrays):
+        for number, array in enumerate(arrays if self.machine.has_blanks else ()):
             if array is not None and isinstance(array.dtype, np.dtype) and holds_sentinel(array):
                 self._report_uninitialised(number)
         return arrays
@@ -212,7 +222,7 @@ class _Host(Evaluator):
             self._wait_for_all()
         return value.whole()
 
-    def special(self, eqn: Any, operands: list[Any]) -> list[Any]:
+    def special(self, eqn: Any, operands: list[Any], into: Sequence[Any]) -> list[Any]:
         """Give all devices a ``shard_map``, or the first one a kernel."""
         if eqn.primitive.name == "shard_map":
             return self._shard_map(eqn, operands)
@@ -221,7 +231,7 @@ class _Host(Evaluator):
 
         def task(device: Device) -> None:
             device.participants = 1
-            results.extend(device.special(eqn, values))
+            results.extend(device.special(eqn, values, into))
             now = device.core.now
             happen_at(self.run_.machine, now, lambda: self._resume(now))
 
@@ -245,7 +255,8 @@ class _Host(Evaluator):
             number = device.core.device // self.run_.machine.group
             device.participants = len(self.run_.devices)
             parts = [self._part(v, dims, number) for v, dims in zip(operands, in_specs, strict=True)]
-            for result, part in zip(results, device.evaluate(jaxpr, consts, parts), strict=True):
+            places = [result.place(number) for result in results]
+            for result, part in zip(results, device.evaluate(jaxpr, consts, parts, places), strict=True):
                 result.parts[number] = part
 
         for device in self.run_.devices:

@@ -16,7 +16,7 @@ from tpusim.launch import Suspend, entry_barrier, placed
 from tpusim.machine.calls import Scope
 from tpusim.machine.core import Core
 from tpusim.machine.machine import Machine
-from tpusim.machine.memory import BufferSpec, SpecCache, fresh_array
+from tpusim.machine.memory import BufferSpec, SpecCache, empty_array, fresh_array
 from tpusim.machine.semaphores import SemaphoreSpec
 from tpusim.machine.timing import Timing
 from tpusim.pallas import control_rules, internals, memory_rules, random_rules, sparse_rules, sync_rules
@@ -212,13 +212,16 @@ class KernelInstance:
         self.stride = machine.group // prod(contents.cores.values())
         self.scoped = {item for scope in self.scopes for item in scope.items}
 
-    def run(self, core: Core, suspend: Suspend, values: Sequence[Any]) -> list[Any]:
-        """The kernel on one device: operand arrays in, result arrays out (``None`` without data)."""
+    def run(self, core: Core, suspend: Suspend, values: Sequence[Any], into: Sequence[Any] = ()) -> list[Any]:
+        """The kernel on one device: operand arrays in, result arrays out (``None`` without data).
+
+        ``into``: arrays in which results shall be, ``None`` for those that may be anywhere.
+        """
         kernel, call, machine = self.kernel, self.call, self.machine
         contents, program = kernel.contents, self.program
         bounds = iter(values)
         grid = tuple(int(next(bounds)) if bound is None else bound for bound in contents.grid)
-        outputs = self._admit(core.device, list(bounds))
+        outputs = self._admit(core.device, list(bounds), into)
         if contents.cores:
             run_on_cores(self, core, suspend)
             self._over()
@@ -242,6 +245,7 @@ class KernelInstance:
             run = mapped if contents.vmapped else body
             self.operands.pipeline.run(core, suspend, frame, grid, run, self.control_ps)
             machine.exit(core)
+            self._complete(core.device)
             self._over()
         except FindingError as error:
             where = kernel.where_in_source(error.__traceback__)
@@ -271,7 +275,13 @@ class KernelInstance:
                 if not (buffer.writing or buffer.reading) and buffer.spec.home is None:
                     buffer.array = None
 
-    def _admit(self, device: int, values: Sequence[Any]) -> list[Any]:
+    def _complete(self, device: int) -> None:
+        """A device has left: from now on its results are looked at."""
+        for buffer in self.call.buffers[device]:
+            if buffer.written is not None:
+                self.machine.fill(buffer)
+
+    def _admit(self, device: int, values: Sequence[Any], into: Sequence[Any]) -> list[Any]:
         """Give a device's buffers their arrays and life; the arrays of its outputs."""
         kernel, arrays = self.kernel, self.operands.arrays
         contents, lowered = kernel.contents, kernel.lowered
@@ -296,14 +306,21 @@ class KernelInstance:
             if hands_over:
                 self.handed.keep(value, self.call, spec)
         outputs: list[Any] = []
+        places = iter(into)
         for position in range(len(values), len(arrays)):
-            spec = arrays[position]
+            spec, place = arrays[position], next(places, None)
             if spec is None:
                 outputs.append(HandedSemaphores(self.call, self.operands.semaphores[position]))
                 continue
             buffer = buffers[spec.position]
             if keep and position not in self.operands.aliases:
-                buffer.array = fresh_array(spec.shape, spec.dtype)
+                if hands_over or contents.cores or not self.machine.follows_writes:
+                    self.machine.has_blanks = True
+                    buffer.array = fresh_array(spec.shape, spec.dtype)
+                else:
+                    fits = place is not None and place.shape == spec.shape and place.dtype == spec.dtype
+                    buffer.array = place if fits else empty_array(spec.shape, spec.dtype)
+                    buffer.written = {}
             outputs.append(buffer.array if keep else None)
             if hands_over:
                 self.handed.keep(outputs[-1], self.call, spec)

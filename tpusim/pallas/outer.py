@@ -115,16 +115,19 @@ class Evaluator:
     def __init__(self, plans: Plans) -> None:
         self.plans = plans
 
-    def evaluate(self, jaxpr: Any, consts: Sequence[Any], values: Sequence[Any]) -> list[Any]:
-        """Values of the results."""
+    def evaluate(self, jaxpr: Any, consts: Sequence[Any], values: Sequence[Any], into: Sequence[Any] = ()) -> list[Any]:
+        """Values of the results; ``into``: arrays in which a kernel may put them, or ``None``."""
         env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=False))
+        places = {var: place for var, place in zip(jaxpr.outvars, into, strict=False) if place is not None}
         env.update(zip(jaxpr.invars, values, strict=True))
         for step in self.plans.steps(jaxpr):
             if isinstance(step, PureRun):
                 self.pure(step, env)
                 continue
             operands = [v.val if isinstance(v, internals.Literal) else env[v] for v in step.invars]
-            env.update(zip(step.outvars, self.equation(step, operands), strict=True))
+            env.update(
+                zip(step.outvars, self.equation(step, operands, [places.get(var) for var in step.outvars]), strict=True)
+            )
         return [v.val if isinstance(v, internals.Literal) else env[v] for v in jaxpr.outvars]
 
     def pure(self, step: PureRun, env: dict[Any, Any]) -> None:
@@ -135,11 +138,11 @@ class Evaluator:
         """A value as an array of which every element is there."""
         return value
 
-    def equation(self, eqn: Any, operands: list[Any]) -> list[Any]:
+    def equation(self, eqn: Any, operands: list[Any], into: Sequence[Any]) -> list[Any]:
         """Values of one equation's results."""
         name = eqn.primitive.name
         if name in internals.CALLS:
-            return self._closed(internals.called_jaxpr(eqn), operands)
+            return self._closed(internals.called_jaxpr(eqn), operands, into)
         if internals.is_placement(eqn):
             return operands
         if name == "cond":
@@ -160,15 +163,15 @@ class Evaluator:
             return self._closed(self.plans.without_refs(eqn), [self.whole(value) for value in values])
         if name not in SPECIAL:
             raise internals.not_modelled(f"primitive {name} around a kernel", eqn)
-        return self.special(eqn, operands)
+        return self.special(eqn, operands, into)
 
-    def special(self, eqn: Any, operands: list[Any]) -> list[Any]:
+    def special(self, eqn: Any, operands: list[Any], into: Sequence[Any]) -> list[Any]:
         """A kernel call, a collective or a shard_map."""
         raise NotImplementedError
 
-    def _closed(self, closed: Any, operands: Sequence[Any]) -> list[Any]:
+    def _closed(self, closed: Any, operands: Sequence[Any], into: Sequence[Any] = ()) -> list[Any]:
         jaxpr, consts = internals.open_jaxpr(closed)
-        return self.evaluate(jaxpr, consts, operands)
+        return self.evaluate(jaxpr, consts, operands, into)
 
     def _scan(self, eqn: Any, operands: list[Any]) -> list[Any]:
         parts = internals.scan_parts(eqn)

@@ -192,9 +192,17 @@ def trace_context() -> Any:
     return _config.trace_context()
 
 
-def as_result(value: Any, aval: Any) -> Any:
-    """A value of an outer jaxpr as the JAX array that the program would have returned."""
-    result = value if isinstance(value, jax.Array) else jax.numpy.asarray(value)
+def as_result(value: Any, aval: Any, is_frozen: bool) -> Any:
+    """A value of an outer jaxpr as the JAX array that the program would have returned.
+
+    ``is_frozen``: nobody changes the value any more, so the result may be the same memory.
+    """
+    if isinstance(value, jax.Array):
+        result = value
+    elif is_frozen and value.dtype == aval.dtype:
+        result = jax.device_put(value, may_alias=True)
+    else:
+        result = jax.numpy.asarray(value)
     if getattr(aval, "weak_type", False) and not result.aval.weak_type:
         return _lax._convert_element_type(result, aval.dtype, weak_type=True)
     return result
