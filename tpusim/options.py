@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from math import prod
 from types import MappingProxyType
 from typing import Any, Literal
@@ -13,6 +14,8 @@ from tpusim.chips import ChipSpec, load_chip
 from tpusim.chips.profiles import COMPILER, compiler_profile
 from tpusim.errors import OptionError
 from tpusim.faults import Fault, parse_faults
+from tpusim.machine.timing import Timing
+from tpusim.machine.wiring import Ways
 from tpusim.schedules import Schedule, check_schedule, make_schedule, split_token
 from tpusim.topology import Layout, Slice, mesh_devices
 from tpusim.units import PS_PER_US
@@ -213,3 +216,8 @@ class Place:
     devices: tuple[int, ...]
     layout: Layout
     cores: tuple[int, ...] = ()
+
+    @cached_property
+    def ways(self) -> Ways:
+        """What is worked out once about copies between these devices, for all runs here."""
+        return Ways(self.slice, self.devices, Timing(self.chip))

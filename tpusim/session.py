@@ -35,7 +35,7 @@ class Session:
     """A machine for one run, with its event log; ``finish`` runs it and gives the `Result`.
 
     ``detail``: keep what only reports need: every load and store, and on small slices every change of a rate.
-    ``observers`` watch the run as well; ``cores``: axes of the cores of each device that have programs of their own.
+    ``observers`` watch the run as well.  ``place``: that of an earlier run with these options, or one with more cores.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class Session:
         *,
         detail: bool = False,
         observers: Sequence[Observer] = (),
-        cores: Mapping[str, int] = MappingProxyType({}),
+        place: Place | None = None,
     ) -> None:
         self.options = options
-        self.place: Place = options.place(axes, cores)
+        self.place: Place = place or options.place(axes)
         self.log = EventLog(accesses=detail)
         self.printed: list[str] = []
         races = RaceJudge() if options.checks == "observed" else None
@@ -180,7 +180,7 @@ def _machine(options: RunOptions, place: Place, observers: Sequence[Observer]) -
     }  # fmt: skip
     steering = options.steering(place.slice)
     if steering is None:
-        return Machine(*where, **how)
+        return Machine(*where, ways=place.ways, **how)
     from tpusim.machine.scheduled import ScheduledMachine
 
     schedule, faults = steering

@@ -7,7 +7,7 @@ from tpusim.errors import LinkDownError
 from tpusim.faults import Impairments
 from tpusim.machine.flows import Path, Resource
 from tpusim.machine.timing import Timing
-from tpusim.machine.wiring import Route, Wiring
+from tpusim.machine.wiring import Route, Ways, Wiring
 from tpusim.specs import MemorySpace
 from tpusim.topology import Slice
 
@@ -16,7 +16,7 @@ class ImpairedWiring(Wiring):
     """Slow links and HBMs have less bandwidth; dead links are an error, or gone around."""
 
     def __init__(self, slice_: Slice, devices: tuple[int, ...], timing: Timing, faults: Impairments) -> None:
-        super().__init__(slice_, devices, timing)
+        super().__init__(Ways(slice_, devices, timing))
         self._faults = faults
 
     def hbm(self, device: int) -> Resource:
@@ -24,20 +24,19 @@ class ImpairedWiring(Wiring):
         found = super().hbm(device)
         slowness = self._faults.slowness(device)
         if slowness > 1:
-            found.capacity = int(self._hbm_rate / slowness)
+            found.capacity = int(self.ways.hbm_rate / slowness)
         return found
 
     def link(self, index: int) -> Resource:
         """One directed link."""
         found = super().link(index)
         if index in self._faults.slow_links:
-            full = self._die_rate if self._is_die_link(index) else self._link_rate
-            found.capacity = max(1, int(full / self._faults.slow_links[index]))
+            found.capacity = max(1, int(self._full_rate(index) / self._faults.slow_links[index]))
         return found
 
     def hop_ps(self, source: int, target: int) -> int:
         """Latency of all hops between two mesh devices, on the way that is open."""
-        return self._latency(self.way(source, target).links)
+        return self.ways.latency_ps(self.way(source, target).links)
 
     def way(self, source: int, target: int) -> topology.Route:
         """The links between two mesh devices; raises ``LinkDownError`` where none may be taken."""

@@ -6,10 +6,10 @@ import gc
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from math import prod
 from typing import Any
 
-import numpy as np
 from simpy.core import EmptySchedule
 
 from tpusim.chips import ChipSpec
@@ -24,7 +24,7 @@ from tpusim.machine.memory import Buffer, Region, SpecCache, Tiling
 from tpusim.machine.reports import Reporting
 from tpusim.machine.semaphores import Semaphore, SemaphoreSpec
 from tpusim.machine.timing import Timing
-from tpusim.machine.wiring import Wiring
+from tpusim.machine.wiring import Ways, Wiring
 from tpusim.observe import Hooks, Observer
 from tpusim.specs import MemorySpace, SemaphoreType
 from tpusim.topology import Slice
@@ -39,8 +39,9 @@ class Machine(Reporting):
 
     ``devices[i]`` is the slice's device at row-major mesh position i; ``axis_sizes`` are the mesh axes in
     order.  ``data=False`` runs without array contents (SMEM stays real).  ``on_finding`` is ``"raise"``
-    or ``"record"``.  ``cores_of_device``: sizes of those last mesh axes that are cores of one device.  Life
-    cycle: make it, ``new_call``, put a program on each core (``launch``), ``run``.
+    or ``"record"``.  ``cores_of_device``: sizes of those last mesh axes that are cores of one device; ``ways``: what
+    earlier runs on this mesh have worked out.  Life cycle: make it, ``new_call``, put a program on each core
+    (``launch``), ``run``.
 
     The parts it is built of are class attributes: :class:`tpusim.machine.scheduled.ScheduledMachine` has others, so
     that schedules and faults cost nothing where there are none.
@@ -67,6 +68,7 @@ class Machine(Reporting):
         max_events: int | None = None,
         max_ps: int | None = None,
         cores_of_device: tuple[int, ...] = (),
+        ways: Ways | None = None,
     ) -> None:
         self.slice = slice_
         self.chip = chip
@@ -84,17 +86,18 @@ class Machine(Reporting):
         self.max_ps = FOREVER_PS if max_ps is None else max_ps
         self.events = 0
         self.env = make_clock()
-        self.timing = Timing(chip)
+        self.timing = Timing(chip) if ways is None else ways.timing
         self.compute_ranges: dict[int, tuple[int, int]] = {}
         """Duration of a stretch of compute whose cycles are an estimate -> the least and the most it may be (ps)."""
         self.tiling = Tiling({bits: chip.tile(bits)[0] for bits in (32, 16, 8, 4)}, chip.dma.short_run.integer)
         if chip.sparsecore.granule is not None:
             self.tiling.granule_bytes = chip.sparsecore.granule.integer
         self.tiling.sublanes_by_bits[64] = self.tiling.sublanes_by_bits[32]
-        self.wiring = self._wire()
+        self.wiring = self._wire() if ways is None else Wiring(ways)
         self.fabric = Fabric(self.env, SOLVE)
         self.signal_callbacks: list[Callable[[Any], None]] = [self._signal]
         self.cores = [self.core_type(self, device) for device in range(len(devices))]
+        self._coordinates = list(product(*map(range, axis_sizes.values())))
         self.calls: list[Call] = []
         self.barriers: dict[Any, list[Semaphore]] = {}
         self.has_blanks = False
@@ -106,7 +109,7 @@ class Machine(Reporting):
     # -- building -------------------------------------------------------------------------------
 
     def _wire(self) -> Wiring:
-        return Wiring(self.slice, self.devices, self.timing)
+        return Wiring(Ways(self.slice, self.devices, self.timing))
 
     def new_call(
         self,
@@ -178,7 +181,7 @@ class Machine(Reporting):
 
     def coordinates(self, device: int) -> tuple[int, ...]:
         """Mesh coordinates of a row-major device index."""
-        return tuple(int(c) for c in np.unravel_index(device, tuple(self.axis_sizes.values())))
+        return self._coordinates[device]
 
     # -- events ---------------------------------------------------------------------------------
 

@@ -40,6 +40,7 @@ class Device(Evaluator):
         """How many devices execute the present task."""
         self._tasks: deque[Task] = deque()
         self._is_idle = core.done = True
+        self._is_over = False
         self._thread = greenlet.greenlet(self._work, hub)
         self._thread.gr_context = contextvars.copy_context()
 
@@ -52,11 +53,14 @@ class Device(Evaluator):
 
     def end(self) -> None:
         """Give up what is left."""
+        self._is_over = True
+        if self._thread and self._is_idle:
+            self._thread.switch()  # it returns, which is cheaper than an exception
         while self._thread:
             self._thread.throw(greenlet.GreenletExit)
 
     def _work(self) -> None:
-        while True:
+        while not self._is_over:
             while self._tasks:
                 self._tasks.popleft()(self)
             self._is_idle = self.core.done = True

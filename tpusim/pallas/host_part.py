@@ -21,7 +21,7 @@ from tpusim.errors import error_for
 from tpusim.findings import Finding, Kind
 from tpusim.machine.memory import holds_sentinel
 from tpusim.observe import Observer
-from tpusim.options import RunOptions
+from tpusim.options import Place, RunOptions
 from tpusim.pallas import internals
 from tpusim.pallas.authors import Authors
 from tpusim.pallas.collectives import Rendezvous
@@ -42,14 +42,16 @@ class Program:
     def __init__(self) -> None:
         self.plans = Plans()
         self._kernels: dict[Any, tuple[Any, CapturedKernel]] = {}
-        self._meshes: dict[int, tuple[Any, dict[str, int], dict[str, int]]] = {}
+        self._settings: dict[int, tuple[Any, dict[str, Any], tuple[RunOptions, Place, dict[str, int]]]] = {}
 
-    def mesh(self, jaxpr: Any) -> tuple[dict[str, int], dict[str, int]]:
-        """Sizes of the mesh axes of a trace, and of those of the cores of each device."""
-        found = self._meshes.get(id(jaxpr))
-        if found is None:
-            found = self._meshes[id(jaxpr)] = (jaxpr, *program_axes(jaxpr))
-        return found[1], found[2]
+    def settings(self, jaxpr: Any, options: Mapping[str, Any]) -> tuple[RunOptions, Place, dict[str, int]]:
+        """The options of a trace with its mesh, where it runs, and the sizes of the mesh axes."""
+        found = self._settings.get(id(jaxpr))
+        if found is None or found[1] != options:
+            sizes, cores = program_axes(jaxpr)
+            chosen = RunOptions.of({**options, "mesh": sizes})
+            found = self._settings[id(jaxpr)] = jaxpr, dict(options), (chosen, chosen.place(tuple(sizes), cores), sizes)
+        return found[2]
 
     def kernel(self, eqn: Any, axis_sizes: dict[str, int], data: bool) -> CapturedKernel:
         """The lowered kernel of an equation."""
@@ -77,9 +79,8 @@ class Run:
         self.calls = calls
         """How often the program is executed; devices wait for each other in between only where it says so."""
         self.jaxpr, self.consts = internals.open_jaxpr(closed)
-        self.axis_sizes, cores = program.mesh(self.jaxpr)
-        chosen = RunOptions.of({**options, "mesh": self.axis_sizes})
-        self.session = Session(chosen, tuple(self.axis_sizes), detail=detail, observers=observers, cores=cores)
+        chosen, place, self.axis_sizes = program.settings(self.jaxpr, options)
+        self.session = Session(chosen, tuple(self.axis_sizes), detail=detail, observers=observers, place=place)
         self.machine = self.session.machine
         self.values: list[Any] = []
         self.repeats: list[list[Any]] = []

@@ -185,7 +185,8 @@ class KernelRun:
 
     def __init__(self, kernel: CapturedKernel, options: RunOptions) -> None:
         cores = kernel.contents.cores
-        self.session = Session(replace(options, mesh=kernel.axis_sizes), tuple(kernel.axis_sizes), cores=cores)
+        chosen, axes = replace(options, mesh=kernel.axis_sizes), tuple(kernel.axis_sizes)
+        self.session = Session(chosen, axes, place=chosen.place(axes, cores))
         self.kernel = kernel
         self.outputs: dict[int, list[Any]] = {}
 
