@@ -43,8 +43,8 @@ class Backend(Protocol):
     def ds(self, start: Any, size: int, stride: int | None) -> Any:
         """A slice with a start that may be dynamic."""
 
-    def made(self, descriptor: AsyncCopyDescriptor, site: RawSite) -> None:
-        """A descriptor was made."""
+    def made(self, descriptor: AsyncCopyDescriptor, site: RawSite) -> object:
+        """A descriptor was made; what it returns is the backend's."""
 
     def start(self, descriptor: AsyncCopyDescriptor, priority: int, add: bool, site: RawSite) -> None:
         """Start its copy."""

@@ -59,7 +59,7 @@ class Transfers(Places):
 
     # -- copies ---------------------------------------------------------------------------------
 
-    def made(self, descriptor: AsyncCopyDescriptor, site: RawSite) -> None:
+    def made(self, descriptor: AsyncCopyDescriptor, site: RawSite) -> DescriptorUse:
         """Check a descriptor and remember its line until some device uses one made there."""
         src, dst, dst_sem, src_sem = descriptor.src_ref, descriptor.dst_ref, descriptor.dst_sem, descriptor.src_sem
         try:
@@ -81,14 +81,13 @@ class Transfers(Places):
         if use is None:
             use = uses[key] = DescriptorUse(site)
         descriptor.use = use
+        return use
 
     def start(self, descriptor: AsyncCopyDescriptor, priority: int, add: bool, site: RawSite) -> None:
         """Start its copy."""
         if self._piece is not self._idle:
             self.end_piece()
-        if descriptor.use is None:
-            self.made(descriptor, site)
-        descriptor.use.is_used = True
+        (descriptor.use or self.made(descriptor, site)).is_used = True
         core = self.core
         src, dst, receive, send = descriptor.src_ref, descriptor.dst_ref, descriptor.dst_sem, descriptor.src_sem
         if send is None:
@@ -105,10 +104,10 @@ class Transfers(Places):
         source, dst_sem = core.buffers[src.position], semaphores[receive.position][receive.flat]
         if not source.alive:
             self.machine.report_gone(core, "copy from", src.region, site)
-        if src_sem is not None:
-            self._check_alive(src_sem, site)
-        if semaphores is core.semaphores:
-            self._check_alive(dst_sem, site)
+        if src_sem is not None and not src_sem.alive:
+            self._report_gone(src_sem, site)
+        if not dst_sem.alive and semaphores is core.semaphores:
+            self._report_gone(dst_sem, site)
         core.start(
             source,
             src.region,
@@ -139,14 +138,14 @@ class Transfers(Places):
         if descriptor.src_sem is None:
             self.wait_recv(descriptor, site)
             return
-        if descriptor.use is None:
-            self.made(descriptor, site)
-        descriptor.use.is_used = True
+        (descriptor.use or self.made(descriptor, site)).is_used = True
         send, receive, core = descriptor.src_sem, descriptor.dst_sem, self.core
         table = core.semaphores
         sent, received = table[send.position][send.flat], table[receive.position][receive.flat]
-        self._check_alive(sent, site)
-        self._check_alive(received, site)
+        if not sent.alive:
+            self._report_gone(sent, site)
+        if not received.alive:
+            self._report_gone(received, site)
         if not core.wait_both(
             sent,
             descriptor.src_ref.region.nbytes,
@@ -161,12 +160,11 @@ class Transfers(Places):
         """Wait until its source has been read."""
         if self._piece is not self._idle:
             self.end_piece()
-        if descriptor.use is None:
-            self.made(descriptor, site)
-        descriptor.use.is_used = True
+        (descriptor.use or self.made(descriptor, site)).is_used = True
         ref = descriptor.src_sem
         semaphore = self.core.semaphores[ref.position][ref.flat]
-        self._check_alive(semaphore, site)
+        if not semaphore.alive:
+            self._report_gone(semaphore, site)
         if not self.core.wait(semaphore, descriptor.src_ref.region.nbytes, site):
             self.suspend()
 
@@ -174,20 +172,18 @@ class Transfers(Places):
         """Wait until its destination has been written on this device."""
         if self._piece is not self._idle:
             self.end_piece()
-        if descriptor.use is None:
-            self.made(descriptor, site)
-        descriptor.use.is_used = True
+        (descriptor.use or self.made(descriptor, site)).is_used = True
         ref = descriptor.dst_sem
         semaphore = self.core.semaphores[ref.position][ref.flat]
-        self._check_alive(semaphore, site)
+        if not semaphore.alive:
+            self._report_gone(semaphore, site)
         if not self.core.wait(semaphore, descriptor.dst_ref.region.nbytes, site):
             self.suspend()
 
     # -- semaphores -----------------------------------------------------------------------------
 
-    def _check_alive(self, semaphore: Semaphore, site: RawSite) -> None:
-        if not semaphore.alive:
-            self.machine.report_gone(self.core, "use of", semaphore, site)
+    def _report_gone(self, semaphore: Semaphore, site: RawSite) -> None:
+        self.machine.report_gone(self.core, "use of", semaphore, site)
 
     def _counter(self, ref: Any, device: int, verb: str, site: RawSite) -> Semaphore:
         if type(ref) is BarrierRef:
@@ -205,8 +201,8 @@ class Transfers(Places):
                 "SemaphoreType.REGULAR"
             )
         semaphore = self.semaphores_of[device][ref.spec.position][ref.flat]
-        if device == self.core.device:
-            self._check_alive(semaphore, site)
+        if not semaphore.alive and device == self.core.device:
+            self._report_gone(semaphore, site)
         return semaphore
 
     def semaphore_signal(self, sem: Any, inc: Any, device_id: Any, core_index: Any, site: RawSite) -> None:
