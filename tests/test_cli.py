@@ -459,6 +459,25 @@ def test_interpret_without_jax_is_3_and_names_the_command(tpusim, monkeypatch):
 # -- run: streams and escaping ----------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("library", "arguments", "message"),
+    [
+        ("bokeh", ("report", "k.py", "--html", "r.html"),
+         "reports are drawn with Bokeh, which is not installed: pip install 'tpusim[report]'"),
+        ("pyarrow", ("sweep", "k.py", "--param", "seed=1,2", "--table", "t.parquet"),
+         "a Parquet table needs pyarrow: pip install 'tpusim[sweep]', or name a .csv file"),
+        ("optuna", ("sweep", "k.py", "--param", "seed=1,2", "--trials", "2"),
+         "a guided search needs Optuna: pip install 'tpusim[sweep]', or leave out --trials"),
+        ("distributed", ("sweep", "k.py", "--param", "seed=1,2", "--scheduler", "tcp://127.0.0.1:1"),
+         "a Dask cluster needs distributed: pip install 'tpusim[cluster]'"),
+    ],
+)  # fmt: skip
+def test_a_missing_library_is_3_and_names_the_command(tpusim, monkeypatch, library, arguments, message):
+    write("k.py")
+    monkeypatch.setitem(sys.modules, library, None)
+    assert tpusim(*arguments) == (3, "", f"Error: {message}\n")
+
+
 def test_json_on_stdout_is_alone_there(tpusim):
     write("k.py", ("    copy.start()", '    print("chatter")\n    tpusim.debug_print("value {}", 3)\n    copy.start()'))
     status, out, err = tpusim("run", "k.py", "--json", "-")

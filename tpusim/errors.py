@@ -146,6 +146,10 @@ class OptionError(TpuSimError, ValueError):
     """An argument of tpusim's own functions or commands that cannot be right; exit status 2."""
 
 
+class MissingExtraError(OptionError):
+    """What was asked for needs a library that is not installed; the message has the command; exit status 3."""
+
+
 class TracedValueError(TpuSimError, TypeError):
     """Python control flow on a value that a Pallas trace would not know; use ``when``, ``fori_loop``, ``where``."""
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tpusim.chips import ChipSpec, Quantity
-from tpusim.errors import OptionError
+from tpusim.errors import MissingExtraError, OptionError
 
 _Vector = np.ndarray[Any, np.dtype[np.float64]]
 _LOWEST = 1e-3
@@ -113,5 +113,5 @@ def _least_squares() -> Any:
     try:
         from scipy.optimize import least_squares
     except ImportError:
-        raise OptionError("a fit needs scipy in this Python: pip install 'tpusim[calibrate]'") from None
+        raise MissingExtraError("a fit needs scipy in this Python: pip install 'tpusim[calibrate]'") from None
     return least_squares

@@ -31,7 +31,7 @@ from tpusim.cli import (
     verify,
 )
 from tpusim.cli.console import never_fail_to_encode, one_line
-from tpusim.errors import NotModelledError, OptionError
+from tpusim.errors import MissingExtraError, NotModelledError, OptionError
 from tpusim.job import Status
 from tpusim.job.userfault import UserCodeError
 
@@ -42,12 +42,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     command = typer.main.get_command(_app())
     try:
         command(list(arguments) if arguments is not None else None, prog_name="tpusim")
+    except (MissingExtraError, NotModelledError) as error:
+        typer.echo(f"Error: {one_line(error)}", err=True)
+        sys.exit(Status.NOT_POSSIBLE)
     except OptionError as error:
         typer.echo(f"Error: {one_line(error)}", err=True)
         sys.exit(Status.BAD_ARGUMENTS)
-    except NotModelledError as error:
-        typer.echo(f"Error: {one_line(error)}", err=True)
-        sys.exit(Status.NOT_POSSIBLE)
     except UserCodeError as error:
         typer.echo(f"Error: {error}", err=True)
         sys.exit(Status.WRONG)

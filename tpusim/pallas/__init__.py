@@ -6,7 +6,7 @@ import jax, so that a parent process can prepare a child in which it will run.
 
 from typing import Any
 
-from tpusim.errors import OptionError
+from tpusim.errors import MissingExtraError
 from tpusim.pallas.host import InterpretError as InterpretError
 from tpusim.pallas.host import InterpretTimeoutError as InterpretTimeoutError
 from tpusim.pallas.host import declare_host_devices as declare_host_devices
@@ -31,5 +31,5 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != "jax":
             raise
-        raise OptionError("captured programs need jax in this Python: pip install 'tpusim[pallas]'") from None
+        raise MissingExtraError("captured programs need jax in this Python: pip install 'tpusim[pallas]'") from None
     return simulate

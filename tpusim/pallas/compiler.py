@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tpusim.disk_cache import JsonCache, content_key
-from tpusim.errors import OptionError
+from tpusim.errors import MissingExtraError
 from tpusim.topology import Slice
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def require_compiler(what: str) -> str:
     """The version of libtpu; ``OptionError`` with the install command where it is missing."""
     found = compiler_version()
     if found is None:
-        raise OptionError(MISSING.format(what))
+        raise MissingExtraError(MISSING.format(what))
     return found
 
 

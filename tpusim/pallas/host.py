@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tpusim.errors import OptionError, TpuSimError
+from tpusim.errors import MissingExtraError, OptionError, TpuSimError
 from tpusim.options import RunOptions
 from tpusim.specs import as_dtype
 from tpusim.topology import Slice
@@ -51,7 +51,7 @@ def interpret_in_subprocess(
     after ``timeout_s`` seconds.
     """
     if find_spec("jax") is None:
-        raise OptionError("interpret mode needs jax in this Python: pip install 'tpusim[pallas]'")
+        raise MissingExtraError("interpret mode needs jax in this Python: pip install 'tpusim[pallas]'")
     mesh_text = ",".join(f"{name}={size}" for name, size in mesh.items())
     with tempfile.TemporaryDirectory(prefix="tpusim_") as folder:
         inputs, outputs = Path(folder, "in.npz"), Path(folder, "out.npz")
@@ -95,7 +95,7 @@ def intercept_process(options: Mapping[str, Any], arrive_timeout_s: float = 60) 
     checked = RunOptions.of(options)
     slice_ = Slice.parse(str(checked.slice), checked.cores)
     if find_spec("jax") is None:
-        raise OptionError("Pallas kernels need jax in this Python: pip install 'tpusim[pallas]'")
+        raise MissingExtraError("Pallas kernels need jax in this Python: pip install 'tpusim[pallas]'")
     declare_host_devices(slice_.num_devices)
     from tpusim.pallas.inplace import intercept
 

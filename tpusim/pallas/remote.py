@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
-from tpusim.errors import OptionError
+from tpusim.errors import MissingExtraError
 from tpusim.pallas.host import load_arrays, save_arrays
 
 TPU_REMEDY = "on a TPU VM: pip install 'tpusim[tpu]'"
@@ -73,7 +73,7 @@ def run_all(
     Raises ``OptionError`` where this Python has no jax.
     """
     if find_spec("jax") is None:
-        raise OptionError("real Pallas needs jax in this Python: pip install 'tpusim[pallas]'")
+        raise MissingExtraError("real Pallas needs jax in this Python: pip install 'tpusim[pallas]'")
     with tempfile.TemporaryDirectory(prefix="tpusim_") as folder:
         plan = [_entry(run, number, Path(folder), on, repeats, warmup) for number, run in enumerate(runs)]
         plan_file, out_file = Path(folder, "plan.json"), Path(folder, "out.json")

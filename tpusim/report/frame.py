@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tpusim.errors import OptionError
+from tpusim.errors import MissingExtraError
 from tpusim.units import PS_PER_US
 
 if TYPE_CHECKING:
@@ -15,11 +15,11 @@ FONT = "Inter, 'Segoe UI', system-ui, -apple-system, 'Helvetica Neue', Arial, sa
 
 
 def need_bokeh() -> None:
-    """Raise ``OptionError`` with the command that installs it where Bokeh is missing."""
+    """Raise ``MissingExtraError`` with the command that installs it where Bokeh is missing."""
     try:
         import bokeh  # noqa: F401  # only whether it is there
     except ImportError:
-        raise OptionError(
+        raise MissingExtraError(
             "reports are drawn with Bokeh, which is not installed: pip install 'tpusim[report]'"
         ) from None
 

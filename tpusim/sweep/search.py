@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from typing import Any
 
-from tpusim.errors import OptionError
+from tpusim.errors import MissingExtraError
 from tpusim.sweep.ranking import Objective, score
 from tpusim.sweep.row import Row
 from tpusim.sweep.space import Point, Space, key_of
@@ -44,7 +44,7 @@ def guided(space: Space, trials: int, objective: Objective, seed: int) -> Search
     Raises ``OptionError`` where Optuna is not installed.
     """
     if find_spec("optuna") is None:
-        raise OptionError("a guided search needs Optuna: pip install 'tpusim[sweep]', or leave out --trials")
+        raise MissingExtraError("a guided search needs Optuna: pip install 'tpusim[sweep]', or leave out --trials")
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)

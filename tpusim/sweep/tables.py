@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tpusim.errors import OptionError
+from tpusim.errors import MissingExtraError, OptionError
 from tpusim.sweep.row import Row
 
 
@@ -29,7 +29,7 @@ def check_table(path: str | Path) -> None:
     if suffix not in (".csv", ".parquet"):
         raise OptionError(f"a table is a .csv or a .parquet file, not {path}")
     if suffix == ".parquet" and find_spec("pyarrow") is None:
-        raise OptionError("a Parquet table needs pyarrow: pip install 'tpusim[sweep]', or name a .csv file")
+        raise MissingExtraError("a Parquet table needs pyarrow: pip install 'tpusim[sweep]', or name a .csv file")
 
 
 def write_table(rows: Sequence[Row], path: str | Path) -> None:

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from tpusim.errors import OptionError
+from tpusim.errors import MissingExtraError, OptionError
 from tpusim.job import Status
 from tpusim.sweep.row import Request, Row, evaluate, failed
 
@@ -104,7 +104,7 @@ class DaskCluster:
         if not address.startswith(("tcp://", "tls://")):
             raise OptionError(f"a scheduler's address is tcp://host:8786 or tls://host:8786, not {address!r}")
         if find_spec("distributed") is None:
-            raise OptionError("a Dask cluster needs distributed: pip install 'tpusim[cluster]'")
+            raise MissingExtraError("a Dask cluster needs distributed: pip install 'tpusim[cluster]'")
         import distributed
 
         client: Any = distributed.Client

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from tpusim.errors import OptionError
+from tpusim.errors import MissingExtraError, OptionError
 from tpusim.schedules import ANY, Operation, Place
 from tpusim.testing.programs import (
     BUFFERS,
@@ -30,7 +30,7 @@ from tpusim.topology import CHIPS, Slice
 try:
     from hypothesis import strategies as st
 except ImportError as error:
-    raise OptionError("tpusim.testing needs Hypothesis: pip install 'tpusim[testing]'") from error
+    raise MissingExtraError("tpusim.testing needs Hypothesis: pip install 'tpusim[testing]'") from error
 
 _DTYPES = ("float32", "bfloat16", "int32", "int8", "uint8", "float16")
 _HELD = (
