@@ -1,7 +1,7 @@
 """Where points are run: processes of this computer, or a Dask cluster.
 
-Both take requests and give rows as they come.  A worker that dies takes the point it was at with it: the point is
-tried once more, and where that worker dies too, the point is a row that says so.
+Both take requests and give rows as they come.  A worker that dies takes the points it was at with it: they are tried
+once more, and one whose worker dies again is a row that says so.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from tpusim.errors import MissingExtraError, OptionError
 from tpusim.job import Status
 from tpusim.sweep.row import Request, Row, evaluate, failed
 
-TRIES = 2
-_DIED = f"the process that ran it died, {TRIES} times; out of memory?"
+_DIED = "the process that ran it died each time; out of memory?"
 _CONNECT_S = 15
 
 
@@ -47,30 +46,35 @@ class LocalProcesses:
         self._pool: ProcessPoolExecutor | None = None
 
     def run(self, requests: Sequence[Request]) -> Iterator[Row]:
-        """Run all of them, at most one a process at a time, so that a process that dies concerns few."""
-        todo = deque((request, 1) for request in requests)
-        under_way: dict[Future[Row], tuple[Request, int]] = {}
+        """Run all of them; those that were under way when a process died once more, each alone."""
+        todo, suspects = deque(requests), deque[Request]()
+        under_way: dict[Future[Row], Request] = {}
         while todo or under_way:
             while todo and len(under_way) < self.count:
-                request, tries = todo.popleft()
-                under_way[self._submit(request)] = request, tries
+                request = todo.popleft()
+                under_way[self._submit(request)] = request
             done, _ = wait(under_way, return_when=FIRST_COMPLETED)
             for future in done:
-                request, tries = under_way.pop(future)
+                request = under_way.pop(future)
                 try:
-                    row = future.result()
-                except BrokenProcessPool:
-                    self._pool = None  # with it all futures under way: each comes here by itself
-                    if tries < TRIES:
-                        todo.append((request, tries + 1))
-                        continue
-                    row = failed(request.point, Status.NOT_POSSIBLE, _DIED)
-                yield row
+                    yield future.result()
+                except BrokenProcessPool:  # all that its pool had under way come here, one of them the cause
+                    suspects.append(request)
+        for request in suspects:
+            try:
+                yield self._submit(request).result()
+            except BrokenProcessPool:
+                yield failed(request.point, Status.NOT_POSSIBLE, _DIED)
 
     def _submit(self, request: Request) -> Future[Row]:
-        if self._pool is None:
-            context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(self.count, context, initializer=_leave_interrupts_to_the_parent)
+        """A pool of which a process has died takes no more requests: then a new one does."""
+        if self._pool is not None:
+            try:
+                return self._pool.submit(evaluate, request)
+            except BrokenProcessPool:
+                self._pool.shutdown()
+        context = multiprocessing.get_context("spawn")
+        self._pool = ProcessPoolExecutor(self.count, context, initializer=_leave_interrupts_to_the_parent)
         return self._pool.submit(evaluate, request)
 
     def __enter__(self) -> Self:
