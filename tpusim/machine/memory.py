@@ -203,18 +203,6 @@ class Region:
         places = np.arange(int(np.prod(self.spec.shape, dtype=np.int64))).reshape(self.spec.shape)
         return np.ravel(places[self.index])
 
-    def vector_bytes(self) -> int:
-        """Bytes of the vector registers a load or store of it fills: whole 8x128 tiles of 32 bits."""
-        box = ((0, 1, 1),) * (2 - len(self.box)) + self.box
-        outer = 1
-        for _, size, _ in box[:-2]:
-            outer *= size
-        sublanes = 8 * max(1, 32 // self.spec.bits)
-        (row, rows, _), (column, columns, _) = box[-2:]
-        row_tiles = _ceil(row + rows, sublanes) - row // sublanes
-        lane_tiles = _ceil(column + columns, 128) - column // 128
-        return outer * row_tiles * lane_tiles * 8 * LANE_BYTES
-
     def wire_bytes_at(self, short: int) -> int:
         """What a copy moves where contiguous runs shorter than ``short`` bytes count as one of that length."""
         if not self.size:

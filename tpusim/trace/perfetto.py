@@ -12,7 +12,6 @@ holds the whole text.  Times are microseconds, as the format wants, beside exact
 
 from __future__ import annotations
 
-import gc
 import gzip
 import io
 import json
@@ -22,6 +21,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from tpusim.machine.machine import no_collection
 from tpusim.topology import link
 from tpusim.trace.flows import arrows
 from tpusim.trace.lanes import pack
@@ -78,7 +78,7 @@ def write_trace(
             }
         )
     )
-    with _opened(Path(file)) as out, _uncollected():
+    with _opened(Path(file)) as out, no_collection():
         out.write(f'{{"displayTimeUnit":"ns","otherData":{head},"traceEvents":[\n')
         made = Events(result, devices)
         simulated = made.all() if parts is None else in_parts(made, parts)
@@ -103,18 +103,6 @@ def _opened(path: Path) -> Iterator[TextIO]:
         io.TextIOWrapper(packed, encoding="utf-8", newline="\n") as text,
     ):
         yield text
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without the cycle collector, which would walk over the whole run again and again."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _beside(events: Beside, first_pid: int) -> Iterator[str]:
