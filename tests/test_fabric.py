@@ -65,9 +65,13 @@ def run(capacities, cases, *, crowd_size, shuffle=None, log=None):
     order = list(range(len(cases)))
     if shuffle is not None:
         random.Random(shuffle).shuffle(order)
+    paths: dict[tuple[tuple[int, ...], int], Path] = {}
     for i in order:
         case = cases[i]
-        flow = Recorded(Path(tuple(resources[r] for r in case.crossed), case.limit), case.size, i, case.priority)
+        path = paths.get((case.crossed, case.limit))
+        if path is None:  # copies from one memory to another share theirs
+            path = paths[case.crossed, case.limit] = Path(tuple(resources[r] for r in case.crossed), case.limit)
+        flow = Recorded(path, case.size, i, case.priority)
         flow.run, flow.which = result, i
         start = simpy.Event(env)
         start._ok, start._value = True, None
@@ -76,6 +80,7 @@ def run(capacities, cases, *, crowd_size, shuffle=None, log=None):
         env.schedule(start, BEGIN, case.begin)
     env.run()
     assert -1 not in result.ends
+    fabric.rate_log = []  # from now on paths keep no share of their resources for later flows
     assert all(not r.flows and r.peak_sum == 0 and r.crowd is None for r in resources)
     return result
 
@@ -255,6 +260,18 @@ def test_flows_that_no_resource_binds_take_exactly_their_own_time_and_no_solve()
     result = run([3600 * GB, 86 * GB, 3600 * GB, 86 * GB], cases, crowd_size=48)
     assert result.ends == [transfer_ps(4097, 86 * GB), 777 + transfer_ps(12_345, 50 * GB)]
     assert result.fabric.solves == 0
+
+
+def test_a_share_kept_for_later_flows_holds_nobody_back():
+    """Over one link at full rate one after the other, by two ways; then both at once, and one after the other again."""
+    ways = [(0, 1), (0, 2)]
+    begins = [(0, 0), (1, 200_000), (0, 400_000), (0, 600_000), (1, 600_000), (1, 1_000_000), (0, 1_200_000)]
+    cases = [Case(ways[way], 10 * GB, 1000, begin=begin) for way, begin in begins]
+    for crowd_size in (FEW, MANY):
+        result = run([10 * GB, 86 * GB, 86 * GB], cases, crowd_size=crowd_size)
+        lasted = [end - case.begin for end, case in zip(result.ends, cases, strict=True)]
+        assert lasted == [100_000, 100_000, 100_000, 200_000, 200_000, 100_000, 100_000]
+        assert result.fabric.solves == 1
 
 
 def test_resource_listed_twice_weighs_two():

@@ -22,7 +22,7 @@ def audit_exit(machine: Machine, log: EventLog) -> list[Finding]:
     wanted = set(left)
     if not left:
         return []
-    for copy in sorted(log.copies, key=lambda c: (c.written_ps, c.key)):
+    for copy in sorted(log.copies, key=lambda c: (c.written_ps, c.order)):
         if copy.dst_sem in wanted:
             brought[copy.dst_sem].append((copy, copy.dst_region.nbytes))
         if copy.src_sem is not None and copy.src_sem in wanted:

@@ -148,8 +148,8 @@ class Core:
         """Issue a copy; it begins after its start latency.  The destination is in flight from now on."""
         self.operations = number = self.operations + 1
         route = src.routes.get(dst.place) or self.machine.wiring.route(src, dst)
-        key = self.order + number
-        copy = self.copy_type(self, src, src_region, dst, dst_region, src_sem, dst_sem, route, key, site)
+        order = self.order + number
+        copy = self.copy_type(self, src, src_region, dst, dst_region, src_sem, dst_sem, route, order, site)
         if priority or add:
             copy.priority = priority
             copy.add = add
@@ -179,7 +179,7 @@ class Core:
             hook(copy)
         copy.due = begin = now + route.start_ps
         copy.callbacks = BEGIN_CALLBACKS
-        self.schedule(copy, BEGIN + key, begin - self.since_ps)
+        self.schedule(copy, BEGIN + order, begin - self.since_ps)
         return copy
 
     # -- semaphores -----------------------------------------------------------------------------

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from tpusim.machine.wiring import Route
 
 # The kinds of event, in the order in which those of one instant run.
-SIGNAL, READ, WRITTEN, BEGIN, CORE, SOLVE = (kind << 58 for kind in range(6))
+# The end of a reader, which the fabric schedules, has a copy's own order as its priority.
+SIGNAL, READ, WRITTEN, BEGIN, CORE, SOLVE = (kind << 58 for kind in range(-1, 5))
 
 
 class Copy(Flow):
@@ -30,7 +31,7 @@ class Copy(Flow):
     """
 
     __slots__ = (
-        "add", "begin_ps", "core", "dst", "dst_region", "dst_sem", "issued_ps", "key", "read_ps",
+        "add", "begin_ps", "core", "dst", "dst_region", "dst_sem", "issued_ps", "read_ps",
         "route", "site", "src", "src_region", "src_sem", "written_ps",
     )  # fmt: skip
 
@@ -44,7 +45,7 @@ class Copy(Flow):
         src_sem: Semaphore | None,
         dst_sem: Semaphore,
         route: Route,
-        key: int,
+        order: int,
         site: Any,
     ) -> None:
         wire = src_region.wire_bytes
@@ -52,7 +53,7 @@ class Copy(Flow):
         # Flow.__init__, written out: this is the hottest constructor of all
         self.path = route.path
         self.wire_bytes = wire if wire >= other else other
-        self.order = READ + key
+        self.order = order
         self.priority = 0
         self.core = core
         self.src = src
@@ -62,13 +63,10 @@ class Copy(Flow):
         self.src_sem = src_sem
         self.dst_sem = dst_sem
         self.route = route
-        self.key = key
         self.site = site
         self.add = False
         self.issued_ps = core.now
-        self.begin_ps = -1
-        self.read_ps = -1
-        self.written_ps = -1
+        self.begin_ps = self.read_ps = self.written_ps = -1
 
     @property
     def is_remote(self) -> bool:
@@ -107,7 +105,7 @@ class Copy(Flow):
         if hop_ps:
             self.due = now + hop_ps
             self.callbacks = WRITTEN_CALLBACKS
-            core.schedule(self, WRITTEN + self.key, hop_ps)
+            core.schedule(self, WRITTEN + self.order, hop_ps)
             if src_sem is not None:
                 src_sem.add(self.src_region.nbytes, now)
         else:

@@ -4,8 +4,10 @@ What dominates is the number of solves times the cost of one, so most begins and
 
 * A resource keeps ``peak_sum``, what its flows could ask of it at most.  Up to its capacity it binds nobody and is
   left out; a flow on such resources alone has its end in closed form, and two hundred devices that each pass a block
-  to a neighbour are two hundred independent flows instead of one component.  Until a resource is tight for the first
-  time, nobody asks which flows are on which: they are kept in one place, and sorted by resource from then on.
+  to a neighbour are two hundred independent flows instead of one component.
+* While no resource is tight, a path keeps its share of ``peak_sum`` when its flow ends, for the next one to take over:
+  then a begin and an end look at no resource at all.  A resource that seems tight with such idle shares has all of
+  them given up, and from then on each resource knows its flows, until nothing moves any more.
 * Otherwise all begins and ends of an instant are settled by one event at its end, for the touched components alone.
   A component is found by walking over its tight resources; it has no object, so it may merge and split freely.
 * A component too large to walk at every event becomes a :class:`~tpusim.machine.waterfill.Crowd`: rows in arrays,
@@ -25,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from tpusim.errors import InternalError
 from tpusim.machine.clock import Clock
 from tpusim.machine.crowd import Crowd
-from tpusim.machine.flows import Alarm, Flow, Path, Resource
+from tpusim.machine.flows import NOBODY, Alarm, Flow, Path, Resource
 from tpusim.machine.waterfill import NEVER, SAME_RATE, SLACK, TINY_PS, check_delivered, fill_few
 from tpusim.units import PS_PER_S
 
@@ -67,8 +69,16 @@ class Fabric:
         self._settle_callbacks = [self._settle]
         self._is_called = False
         self._rate_log: list[tuple[int, Resource, float]] | None = None
-        self._moving: dict[Flow, None] | None = {}
-        """All flows in flight, in the order of their begins; ``None`` once resources know theirs."""
+        self._held: list[Path] = []
+        """The paths that keep a share, with or without a flow that uses it."""
+        self._extra: dict[Flow, None] = {}
+        """The flows in flight that found the share of their path in use."""
+        self._follows = False
+        """Whether each resource knows its flows instead."""
+        self._followed = 0
+        """How many flows are in flight while that is so."""
+        self._begins_to_come = 0
+        """How many more flows are to begin before paths may keep shares again: to take them back costs as much."""
         self._fresh: list[Flow] = []
         self._touched: dict[Resource, None] = {}
         self._crowds: dict[Crowd, None] = {}
@@ -83,41 +93,58 @@ class Fabric:
     @rate_log.setter
     def rate_log(self, log: list[tuple[int, Resource, float]] | None) -> None:
         self._rate_log = log
-        if log is not None:
+        if log is not None and not self._follows:
             self._follow()
 
     def begin(self, flow: Flow, now: int) -> None:
-        """Start moving the flow's bytes at ``now``, which is the present.  Costs O(resources on its path)."""
+        """Start moving the flow's bytes at ``now``, which is the present."""
         flow.callbacks = self._own_end
         flow.is_shared = False
         flow.crowd = None
         flow.since = now
         path = flow.path
+        size = flow.wire_bytes
+        if path.tenant is None:
+            path.tenant = flow
+        elif self._book(flow, path) and size:
+            flow.due = _NO_ENTRY
+            self._fresh.append(flow)
+            self._call_settle()
+            return
+        delay = path.times_ps.get(size)
+        if delay is None:
+            delay = path.alone_ps(size)
+        flow.due = now + delay
+        self._schedule(flow, flow.order, delay)
+
+    def _book(self, flow: Flow, path: Path) -> bool:
+        """Add a flow that has no share waiting for it to its resources; whether any of them is tight now."""
+        if self._follows:
+            self._followed += 1
+            self._begins_to_come -= 1
+            is_tight = False
+            for resource, load, _ in path.loads:
+                resource.flows[flow] = None
+                resource.peak_sum = total = resource.peak_sum + load
+                if total > resource.capacity:
+                    is_tight = True
+            if self._rate_log is not None:
+                self._log_path(path)
+            return is_tight
+        if path.tenant is NOBODY:
+            path.tenant = flow
+            self._held.append(path)
+        else:
+            self._extra[flow] = None
         is_tight = False
         for resource, load, _ in path.loads:
             resource.peak_sum = total = resource.peak_sum + load
             if total > resource.capacity:
                 is_tight = True
-        if self._moving is not None:
-            self._moving[flow] = None
-            if is_tight:
-                self._follow()
-        else:
-            for resource, _, _ in path.loads:
-                resource.flows[flow] = None
-        size = flow.wire_bytes
-        if is_tight and size:
-            flow.due = _NO_ENTRY
-            self._fresh.append(flow)
-            self._call_settle()
-        else:
-            delay = path.times_ps.get(size)
-            if delay is None:
-                delay = path.alone_ps(size)
-            flow.due = now + delay
-            self._schedule(flow, flow.order, delay)
-        if self._rate_log is not None:
-            self._log_path(path)
+        if is_tight:
+            self._follow()
+            is_tight = any(resource.is_tight for resource, _, _ in path.loads)
+        return is_tight
 
     def _run_alone(self, flow: Flow, now: int) -> None:
         """Its end in closed form."""
@@ -126,31 +153,53 @@ class Fabric:
         self._schedule(flow, flow.order, delay)
 
     def _follow(self) -> None:
-        """From now on each resource knows the flows on it."""
-        moving, self._moving = self._moving, None
-        for flow in moving or ():
+        """From now on each resource knows the flows on it, and no path keeps a share."""
+        self._follows = True
+        held, self._held = self._held, []
+        extra, self._extra = self._extra, {}
+        moving = list(extra)
+        for path in held:
+            tenant, path.tenant = path.tenant, NOBODY
+            if tenant is not None:
+                moving.append(tenant)
+                continue
+            for resource, load, _ in path.loads:
+                resource.peak_sum -= load
+        for flow in moving:
             for resource, _, _ in flow.path.loads:
                 resource.flows[flow] = None
+        self._followed = len(moving)
+        self._begins_to_come = len(held)
 
     # Ends.
 
     def _end(self, flow: Flow) -> None:
         """A flow's own entry has come up, at ``due``."""
-        flow.callbacks = self._own_end  # SimPy has taken the list off
         if flow.is_shared:
+            flow.callbacks = self._own_end  # SimPy has taken the list off
             return
         path = flow.path
         path.moved_bytes += flow.wire_bytes
+        if path.tenant is flow:
+            path.tenant = None
+        else:
+            self._unbook(flow, path)
+        flow.transferred()
+
+    def _unbook(self, flow: Flow, path: Path) -> None:
+        """Take a flow that ends off its resources, where no share is kept for the next one."""
         for resource, load, _ in path.loads:
             resource.peak_sum -= load
-        if self._moving is not None:
-            del self._moving[flow]
-        else:
-            for resource, _, _ in path.loads:
-                del resource.flows[flow]
+        if not self._follows:
+            del self._extra[flow]
+            return
+        for resource, _, _ in path.loads:
+            del resource.flows[flow]
+        self._followed -= 1
         if self._rate_log is not None:
             self._log_path(path)
-        flow.transferred()
+        elif not self._followed and self._begins_to_come <= 0:
+            self._follows = False
 
     def _ring(self, alarm: Alarm) -> None:
         """An alarm has come up."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tpusim.units import PS_PER_S
 
@@ -43,13 +43,20 @@ class Resource:
         return f"<Resource {self.name}: {self.peak_sum} of {self.capacity} B/s>"
 
 
+NOBODY: Final = object()
+
+
 class Path:
     """The resources a copy crosses; one listed twice weighs 2.  Make it once a (from, to, class) and keep it.
 
     ``rate_limit`` is the rate of the copy's own engine, ``peak`` the most it can reach alone; both bytes per second.
     """
 
-    __slots__ = ("loads", "moved_bytes", "peak", "rate_limit", "resources", "times_ps")
+    __slots__ = ("loads", "moved_bytes", "peak", "rate_limit", "resources", "tenant", "times_ps")
+
+    tenant: Flow | Any | None
+    """The flow that uses the share that the path keeps in its resources (see the fabric), ``None`` while that waits for
+    the next one; ``NOBODY`` where the path keeps none."""
 
     def __init__(self, resources: tuple[Resource, ...], rate_limit: int) -> None:
         weights: dict[Resource, int] = {}
@@ -64,6 +71,7 @@ class Path:
         self.peak = peak
         self.loads = tuple([(resource, weight * peak, weight) for resource, weight in weights.items()])
         """For each resource once: itself, what a flow adds to its ``peak_sum``, the weight."""
+        self.tenant = NOBODY
         self.moved_bytes = 0
         """Bytes of the flows that have ended."""
         self.times_ps: dict[int, int] = {}

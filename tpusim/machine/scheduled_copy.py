@@ -59,10 +59,10 @@ class ScheduledCopy(Copy):
         src_sem: Semaphore | None,
         dst_sem: Semaphore,
         route: Route,
-        key: int,
+        order: int,
         site: Any,
     ) -> None:
-        super().__init__(core, src, src_region, dst, dst_region, src_sem, dst_sem, route, key, site)
+        super().__init__(core, src, src_region, dst, dst_region, src_sem, dst_sem, route, order, site)
         self._operation = core.operation
         self._number = core.number
         self._value: Any = None
@@ -77,13 +77,13 @@ class ScheduledCopy(Copy):
         choice = core.machine.offer(step)
         if choice.last_bytes:
             self._read_part(nbytes - choice.last_bytes)
-        core.machine.later(choice, step, READ + self.key, self._end_reader)
+        core.machine.later(choice, step, READ + self.order, self._end_reader)
 
     def _read_part(self, nbytes: int) -> None:
         """Sample and count the first bytes; they are written after the hop latency."""
         self._sample(nbytes)
         self._read = nbytes
-        self.core.schedule(Later(lambda: self._write_part(nbytes)), WRITTEN + self.key, self.route.hop_ps)
+        self.core.schedule(Later(lambda: self._write_part(nbytes)), WRITTEN + self.order, self.route.hop_ps)
         if self.src_sem is not None:
             self.src_sem.add(nbytes, self.core.env.now)
 
@@ -139,7 +139,7 @@ class ScheduledCopy(Copy):
         choice = machine.offer(step)
         if choice.last_bytes:
             self._write_part(nbytes - choice.last_bytes)
-        machine.later(choice, step, WRITTEN + self.key, self._end_writer)
+        machine.later(choice, step, WRITTEN + self.order, self._end_writer)
 
     def _end_writer(self) -> None:
         self.due = self.core.env.now
