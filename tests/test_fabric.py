@@ -262,6 +262,13 @@ def test_flows_that_no_resource_binds_take_exactly_their_own_time_and_no_solve()
     assert result.fabric.solves == 0
 
 
+def test_rounding_is_the_same_alone_and_shared():
+    # 32 B at 10 GB/s / 3 take 9,600.000001 ps.
+    cases = [Case((0,), GB // 2, 0), Case((0,), GB // 2, 32), Case((0, 0, 0), 10 * GB, 32, priority=1)]
+    for shuffle in range(6):
+        assert run([10 * GB], cases, crowd_size=FEW, shuffle=shuffle).ends == [0, 73_600, 9600]
+
+
 def test_a_share_kept_for_later_flows_holds_nobody_back():
     """Over one link at full rate one after the other, by two ways; then both at once, and one after the other again."""
     ways = [(0, 1), (0, 2)]

@@ -79,8 +79,12 @@ def ps_from_seconds(seconds: float | int | str) -> int:
 
 
 def transfer_ps(size_bytes: int, bandwidth_bytes_per_s: int) -> int:
-    """Time to move ``size_bytes`` at a rate, rounded up once."""
-    return -(-size_bytes * PS_PER_S // bandwidth_bytes_per_s)
+    """Time to move ``size_bytes`` at a rate, rounded up once; what is within a millionth of a picosecond is whole.
+
+    So it agrees with a fabric that works out the same rate in floats.
+    """
+    millionths = size_bytes * PS_PER_S * 1_000_000
+    return -((bandwidth_bytes_per_s - millionths) // (bandwidth_bytes_per_s * 1_000_000))
 
 
 @lru_cache(maxsize=4096)

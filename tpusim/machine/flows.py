@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from tpusim.units import PS_PER_S
+from tpusim.units import transfer_ps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,7 +81,7 @@ class Path:
 
     def alone_ps(self, wire_bytes: int) -> int:
         """Time of so many bytes at ``peak``, in closed form: ``transfer_ps`` of them."""
-        found = self.times_ps[wire_bytes] = -(-wire_bytes * PS_PER_S // self.peak)
+        found = self.times_ps[wire_bytes] = transfer_ps(wire_bytes, self.peak)
         return found
 
     def __repr__(self) -> str:
