@@ -3,17 +3,22 @@
 import io
 import re
 import sys
+from collections import Counter
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from simulating import run
 
-from tpusim import SemaphoreType, make_async_copy
+from tpusim import VMEM, SemaphoreType, axis_index, make_async_copy, when
 from tpusim.errors import DeadlockError, OptionError
 from tpusim.kernel_file import load_file
 from tpusim.native import simulate
+from tpusim.trace.devices import chosen_devices
 from tpusim.trace.steps import Steps
 
 pytest.importorskip("bokeh", reason="needs Bokeh: pip install 'tpusim[report]'")
@@ -21,7 +26,8 @@ pytest.importorskip("bokeh", reason="needs Bokeh: pip install 'tpusim[report]'")
 from browser import Page, needs_chromium
 
 from tpusim.report import Views, page, summary_html, write_report
-from tpusim.report.marks import marks
+from tpusim.report.marks import Mark, marks
+from tpusim.report.overview import cut
 from tpusim.report.style import LOOKS
 
 KERNELS = Path(__file__).parents[1] / "kernels"
@@ -122,25 +128,87 @@ def test_text_of_users_is_escaped(tmp_path):
     assert EVIL in "".join(Outline(text).text)
 
 
+@given(data=st.data())
+def test_a_lane_in_parts_shows_where_something_was_and_what_most_of_it_was(data):
+    """Against the same said of each instant."""
+    parts, width = data.draw(st.integers(1, 12)), 10
+    end = parts * width
+    lane = []
+    for top in range(data.draw(st.integers(1, 3))):
+        cuts = sorted(data.draw(st.sets(st.integers(0, end), max_size=10)))
+        kinds = data.draw(st.lists(st.sampled_from(["latency", "remote", "hops", ""]), min_size=10, max_size=10))
+        lane += [Mark(k, b, e, top, top + 1, 0, "", "") for b, e, k in zip(cuts, cuts[1:], kinds, strict=False) if k]
+    if not lane:
+        return
+    found = list(cut(lane, parts, end))
+    assert all(before.to_ps <= after.from_ps for before, after in pairwise(found))
+    for part in range(parts):
+        instants = range(part * width, (part + 1) * width)
+        counts = Counter(mark.kind for mark in lane for at in instants if mark.from_ps <= at < mark.to_ps)
+        drawn = [m for m in found if m.from_ps < (part + 1) * width and m.to_ps > part * width]
+        assert bool(drawn) == bool(counts)
+        if counts:
+            (one,) = drawn
+            assert counts[one.kind] == max(counts.values())
+            assert (one.top, one.bottom) == (min(m.top for m in lane), max(m.bottom for m in lane))
+            assert 0 < one.share <= 1
+            # it ends where the first and last of what it stands for end
+            assert any(m.from_ps == one.from_ps for m in lane) or one.from_ps % width == 0
+            assert any(m.to_ps == one.to_ps for m in lane) or one.to_ps % width == 0
+
+
 def test_a_large_run_is_drawn_with_fewer_marks():
     steps = Steps(simulated("all_to_all", 16, "v5e:4x4", checks="none"))
     every = marks(steps)
     assert not every.merged
-    few = marks(steps, most=300, most_devices=8)
-    assert few.hidden_devices == 8
-    assert few.merged > 300 >= few.count
-    for kind, found in few.by_kind.items():
-        whole = [mark for mark in every.by_kind[kind] if mark.device < 8]
-        assert bool(found) == bool(whole)
-        for mark in found:
-            assert 0 < mark.share <= 1
-            # whatever it stands for lies inside it
-            assert any(m.device == mark.device and m.from_ps == mark.from_ps for m in whole)
-        if whole:
-            assert min(m.from_ps for m in found) == min(m.from_ps for m in whole)
-            assert max(m.to_ps for m in found) == max(m.to_ps for m in whole)
-    widths = {kind: sum(m.to_ps - m.from_ps for m in found) for kind, found in every.by_kind.items()}
-    assert widths["remote"] == sum(c.read_ps - c.begin_ps for c in steps.result.trace.copies if c.hops)
+    assert every.overview is None
+    assert not every.left_out
+    few = marks(steps, devices=[3, *range(7)], most=300, few=100)
+    assert few.merged > 300 >= len(few.close)
+    assert len(few.overview) <= 100
+    assert few.left_out == list(range(7, 16))
+    whole = [mark for mark in every.close if mark.device < 7]
+    for found in (few.close, few.overview):
+        assert {mark.kind for mark in found} == {mark.kind for mark in whole}
+        assert min(m.from_ps for m in found) == min(m.from_ps for m in whole)
+        assert max(m.to_ps for m in found) == max(m.to_ps for m in whole)
+    sent = [mark for mark in every.close if mark.kind == "remote"]
+    transferred = sum(c.read_ps - c.begin_ps for c in steps.result.trace.copies if c.hops)
+    assert sum(mark.to_ps - mark.from_ps for mark in sent) == transferred
+
+
+def test_devices_are_chosen_by_number_or_by_what_they_did():
+    """Device 2 enters late and so ends last; device 0 alone computes."""
+
+    def kernel(x_ref, o_ref, sem):
+        when(axis_index("x") == 0)(lambda: o_ref.__setitem__(..., x_ref[...] * 3))
+        copy = make_async_copy(x_ref, o_ref, sem)
+        copy.start()
+        copy.wait()
+
+    x = np.ones((32, 128), np.float32)
+    spaces = {"in_specs": VMEM, "out_specs": VMEM, "scratch_shapes": (DMA,)}
+    steps = Steps(run(kernel, x, mesh=4, faults=("device:2:late=50us",), **spaces))
+    assert chosen_devices(steps) == [0, 1, 2, 3]
+    assert chosen_devices(steps, "slowest:2")[0] == 2
+    assert chosen_devices(steps, "busiest:1") == [0]
+    assert 2 in chosen_devices(steps, most=1)
+    assert chosen_devices(steps, (3, 1, 3)) == [3, 1]
+    for which, message in (
+        ((4,), "devices: the mesh has devices 0 to 3, not 4"),
+        ("fastest", "devices: slowest, busiest, slowest:16 or numbers, not 'fastest'"),
+        ("slowest:0", "devices: slowest, busiest, slowest:16 or numbers, not 'slowest:0'"),
+    ):
+        with pytest.raises(OptionError) as caught:
+            chosen_devices(steps, which)
+        assert str(caught.value) == message
+
+
+def test_a_page_says_which_devices_it_leaves_out():
+    result = simulated("ring_all_gather", 16, "v5e:4x4", checks="none", data=False)
+    words = " ".join(Outline(page(result, devices=[*range(2, 8), 12])).text)
+    assert "7 of 16 devices are drawn; left out: devices (0,)-(1,), (8,)-(11,), (13,)-(15,)." in words
+    assert "left out" not in " ".join(Outline(page(result)).text)
 
 
 def test_without_bokeh_the_error_names_the_command(monkeypatch):
@@ -299,4 +367,13 @@ def test_sixty_four_chips_with_all_their_copies_open_and_move(tmp_path):
         assert np.abs(closer - whole).max() > 100
         tab.run(f"{FIGURE}.x_range.setv({{start: 5, end: 9}})")
         assert np.abs(seen(tab) - closer).max() > 100
+
+        # an overview, and every copy once few are in sight
+        shown = f"{FIGURE}.renderers.find((each) => each.name == 'remote').data_source.data.text.length"
+        tab.run(f"{FIGURE}.y_range.setv({{start: 32, end: 0}})")
+        tab.run(f"{FIGURE}.x_range.setv({{start: 0, end: 25}})")
+        assert tab.run(shown) < 1000
+        tab.run(f"{FIGURE}.y_range.setv({{start: 4, end: 0}})")
+        assert tab.run(shown) == 4032
+        assert amount(seen(tab), LOOKS["remote"].colour) > 5000
         assert not tab.problems

@@ -71,6 +71,14 @@ TraceFile = Annotated[
 TraceDevices = Annotated[
     str | None, typer.Option("--trace-devices", help="Devices in the timeline, row-major numbers: 0-3,8.")
 ]
+ReportDevices = Annotated[
+    str | None,
+    typer.Option(
+        "--devices",
+        help="Devices drawn one by one: slowest (ends last), busiest (waits least), slowest:16, or row-major numbers: "
+        "0-3,8. Default: all up to 64, else the 64 slowest.",
+    ),
+]
 TraceParts = Annotated[
     int | None,
     typer.Option("--trace-parts", min=1, help="For pods: how busy all is in so many parts of the run."),

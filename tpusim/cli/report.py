@@ -5,9 +5,9 @@ from __future__ import annotations
 import typer
 
 from tpusim.cli.console import labelled, make_console, one_line
-from tpusim.cli.options import PLACE, File, Html, Texts, takes
+from tpusim.cli.options import PLACE, File, Html, ReportDevices, Texts, takes
 from tpusim.cli.progress import RunProgress
-from tpusim.cli.request import check_writable, make_job
+from tpusim.cli.request import check_writable, make_job, parse_which
 from tpusim.cli.show import show_findings
 from tpusim.errors import OptionError
 from tpusim.job import run_job
@@ -20,6 +20,7 @@ def report(
     file: File,
     texts: Texts,
     html: Html,
+    devices: ReportDevices = None,
 ) -> None:
     """Run a kernel and write what there is to see as one HTML page that opens offline.
 
@@ -28,6 +29,7 @@ def report(
     """
     need_bokeh()
     check_writable(html)
+    which = parse_which(devices)
     job = make_job(file, **texts, detail=True)
     with RunProgress() as progress:
         outcome = run_job(job, progress)
@@ -35,7 +37,8 @@ def report(
         typer.echo(f"Error: no report, there is no run to show: {one_line(outcome.problem)}", err=True)
         raise typer.Exit(outcome.status)
     try:
-        write_report(outcome.result, html, title=file, check=outcome.check.text if outcome.check else None)
+        check = outcome.check.text if outcome.check else None
+        write_report(outcome.result, html, title=file, check=check, devices=which)
     except OSError as error:
         raise OptionError(f"cannot write {html}: {error.strerror}") from None
     console = make_console()

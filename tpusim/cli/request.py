@@ -90,8 +90,17 @@ def parse_layout(text: str | None) -> Any:
     return places
 
 
-def parse_devices(text: str | None) -> tuple[int, ...] | None:
-    """``--trace-devices``: numbers and ranges such as ``0-3,8``."""
+def parse_which(text: str | None) -> str | tuple[int, ...] | None:
+    """``--devices``: a word such as ``slowest:16``, or numbers and ranges."""
+    if text is None or text.partition(":")[0] in ("slowest", "busiest"):
+        return text
+    return parse_devices(text, "--devices", "slowest, busiest:16, numbers and ranges such as 0-3,8")
+
+
+def parse_devices(
+    text: str | None, option: str = "--trace-devices", takes: str = "numbers and ranges such as 0-3,8"
+) -> tuple[int, ...] | None:
+    """Numbers and ranges such as ``0-3,8``."""
     if text is None:
         return None
     found: set[int] = set()
@@ -99,7 +108,7 @@ def parse_devices(text: str | None) -> tuple[int, ...] | None:
         first, dash, last = part.strip().partition("-")
         ends = (first, last) if dash else (first, first)
         if not all(end.isdecimal() and end.isascii() for end in ends) or int(ends[0]) > int(ends[1]):
-            raise OptionError(f"--trace-devices takes numbers and ranges such as 0-3,8, not {text!r}")
+            raise OptionError(f"{option} takes {takes}, not {text!r}")
         found |= set(range(int(ends[0]), int(ends[1]) + 1))
     return tuple(sorted(found))
 

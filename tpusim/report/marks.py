@@ -1,16 +1,20 @@
 """The marks of a timeline: rectangles on lanes, few enough to be drawn.
 
 A device is a band one unit high: compute on top, its waits below, then its copies on as many thin lanes as
-they need.  Beyond ``MOST_MARKS`` marks, those of one kind on one lane that begin in the same small part of
-the run become one, as solid as it is full.
+they need.  A page draws its marks again for each frame while the reader pans, so there are two sets of them where
+there are many: every single one, for a closer look, and an overview for the whole run, in which a lane is cut into
+equal parts of time and each part shows what most of it was, as solid as it is full.  Beyond ``MOST_MARKS`` the
+closer look is made in the same way, with as fine a cut as that number allows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
+from tpusim.report.overview import cut
 from tpusim.report.style import LOOKS
 from tpusim.trace.lanes import pack
 from tpusim.trace.lines import Places
@@ -23,10 +27,14 @@ if TYPE_CHECKING:
     from tpusim.trace.steps import Step, Steps
 
 MOST_MARKS = 50_000
-MOST_DEVICES = 64
+"""Marks of the closer look."""
+FEW_MARKS = 2_500
+"""Marks that a browser without a graphics card draws in a twentieth of a second."""
 COMPUTE_LANE = (0.04, 0.26)
 WAIT_LANE = (0.28, 0.48)
 DMA_LANES = (0.50, 0.94)
+_PARTS, _LANES = 4096, 6
+"""Of the overview: the finest cut of the run, and lanes for the copies of a device."""
 
 
 class Mark(NamedTuple):
@@ -45,40 +53,64 @@ class Mark(NamedTuple):
 
 @dataclass
 class Marks:
-    """What a timeline shows."""
+    """What a timeline shows of the run's devices ``devices``, a row each from the top."""
 
-    by_kind: dict[str, list[Mark]] = field(default_factory=dict)
-    devices: int = 0
-    hidden_devices: int = 0
+    devices: list[int]
+    all_devices: int
+    close: list[Mark] = field(default_factory=list)
+    """Every mark, or as many as can be held."""
+    overview: list[Mark] | None = None
+    """The same in few; ``None`` where they are few already."""
     merged: int = 0
-    """How many marks were made into fewer."""
+    """How many marks were made into fewer for the closer look."""
 
     @property
-    def count(self) -> int:
-        """Marks to draw."""
-        return sum(map(len, self.by_kind.values()))
+    def left_out(self) -> list[int]:
+        """The devices that are not shown."""
+        return sorted(set(range(self.all_devices)) - set(self.devices))
 
 
-def marks(steps: Steps, most: int = MOST_MARKS, most_devices: int = MOST_DEVICES) -> Marks:
-    """The marks of the first devices of a run."""
-    total = len(steps.of)
-    shown = Marks(devices=min(total, most_devices), hidden_devices=max(0, total - most_devices))
+def marks(steps: Steps, devices: Sequence[int] | None = None, most: int = MOST_MARKS, few: int = FEW_MARKS) -> Marks:
+    """The marks of some devices, all by default: at most about ``most`` of them, and ``few`` as an overview."""
+    shown = Marks(list(range(len(steps.of)) if devices is None else devices), len(steps.of))
     maker = _Maker(steps, shown.devices)
     everything = [*maker.cores(), *maker.copies()]
-    for kind in LOOKS:
-        shown.by_kind[kind] = []
-    for mark in everything:
-        shown.by_kind[mark.kind].append(mark)
-    bins = 4096
-    while shown.count > most and bins >= 1:
-        shown.by_kind = {kind: list(_merged(found, steps.end_ps, bins)) for kind, found in shown.by_kind.items()}
-        bins //= 2
-    shown.merged = len(everything) if shown.count < len(everything) else 0
+    shown.close = everything
+    if len(everything) > most:
+        shown.close, shown.merged = _fewer(everything, most), len(everything)
+    if len(everything) > few:
+        shown.overview = _fewer(everything, few, _LANES)
     return shown
 
 
+def _fewer(everything: list[Mark], most: int, lanes: int | None = None) -> list[Mark]:
+    """At most about ``most`` marks, one for each lane at least; ``lanes``: of the copies of a device, ``None``: all.
+
+    A kind that is nowhere most of a part keeps its longest mark, so that all kinds of the run are seen.
+    """
+    end_ps = max(mark.to_ps for mark in everything)
+    low, high = DMA_LANES
+
+    def lane(mark: Mark) -> tuple[int, float]:
+        row, place = int(mark.top), mark.top % 1
+        return row, place if lanes is None or place < low else low + int((place - low) / (high - low) * lanes + 1e-9)
+
+    ordered = sorted(everything, key=lambda mark: (lane(mark), mark.from_ps))
+    by_lane = [list(own) for _, own in groupby(ordered, lane)]
+    parts = _PARTS
+    while True:
+        found = [mark for own in by_lane for mark in cut(own, parts, end_ps)]
+        if len(found) <= most or (parts == 1 and lanes == 1):
+            lost = {mark.kind for mark in everything} - {mark.kind for mark in found}
+            of_kind = [[mark for mark in everything if mark.kind == kind] for kind in sorted(lost)]
+            return found + [max(own, key=lambda mark: mark.to_ps - mark.from_ps) for own in of_kind]
+        if parts == 1:
+            return _fewer(everything, most, 1)
+        parts //= 2
+
+
 class _Maker:
-    def __init__(self, steps: Steps, devices: int) -> None:
+    def __init__(self, steps: Steps, devices: list[int]) -> None:
         self.steps = steps
         self.devices = devices
         self.names = Names(steps.result.place)
@@ -88,13 +120,13 @@ class _Maker:
         return str(self.place(site) or "")
 
     def cores(self) -> Iterable[Mark]:
-        for mine in self.steps.of[: self.devices]:
-            for step in mine:
+        for row, device in enumerate(self.devices):
+            for step in self.steps.of[device]:
                 kind, text = self._meaning(step)
                 if kind:
                     top, bottom = WAIT_LANE if LOOKS[kind].lane == "wait" else COMPUTE_LANE
-                    at = step.device
-                    yield Mark(kind, step.from_ps, step.to_ps, at + top, at + bottom, at, text, self.line(step.site))
+                    begin, end = step.from_ps, step.to_ps
+                    yield Mark(kind, begin, end, row + top, row + bottom, device, text, self.line(step.site))
 
     def _meaning(self, step: Step) -> tuple[str, str]:
         event = step.event
@@ -115,16 +147,16 @@ class _Maker:
         return "", ""
 
     def copies(self) -> Iterable[Mark]:
-        by_device: list[list[Copy]] = [[] for _ in range(self.devices)]
+        by_device: dict[int, list[Copy]] = {device: [] for device in self.devices}
         for copy in self.steps.result.trace.copies:
-            if copy.core.device < self.devices:
+            if copy.core.device in by_device:
                 by_device[copy.core.device].append(copy)
-        for device, copies in enumerate(by_device):
+        for row, copies in enumerate(by_device.values()):
             lanes = pack((copy.issued_ps, self._ended(copy)) for copy in copies)
             low, high = DMA_LANES
             height = (high - low) / (max(lanes, default=0) + 1)
             for copy, lane in zip(copies, lanes, strict=True):
-                top = device + low + lane * height
+                top = row + low + lane * height
                 yield from self._legs(copy, top, top + height * 0.88)
 
     def _legs(self, copy: Copy, top: float, bottom: float) -> Iterable[Mark]:
@@ -144,24 +176,3 @@ class _Maker:
 
     def _ended(self, copy: Copy) -> int:
         return copy.written_ps if copy.written_ps >= 0 else max(self.steps.end_ps, copy.issued_ps)
-
-
-def _merged(found: list[Mark], end_ps: int, bins: int) -> Iterable[Mark]:
-    """Marks of one kind that begin on one lane in one of ``bins`` parts of the run, as one mark each."""
-    groups: dict[tuple[float, int], list[Mark]] = {}
-    for mark in found:
-        # at less than 256 parts the lanes of a device's copies are merged, too
-        row = mark.top if bins >= 256 else float(mark.device)
-        groups.setdefault((row, mark.from_ps * bins // max(end_ps, 1)), []).append(mark)
-    for group in groups.values():
-        if len(group) == 1:
-            yield group[0]
-            continue
-        first = group[0]
-        begin, until = min(mark.from_ps for mark in group), max(mark.to_ps for mark in group)
-        filled = sum((mark.to_ps - mark.from_ps) * mark.share for mark in group) / max(until - begin, 1)
-        top, bottom = min(mark.top for mark in group), max(mark.bottom for mark in group)
-        lines = {mark.line for mark in group}
-        line = first.line if len(lines) == 1 else f"{len(lines)} lines"
-        text = f"several, {LOOKS[first.kind].title}"
-        yield Mark(first.kind, begin, until, top, bottom, first.device, text, line, min(1.0, max(0.15, filled)))

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tpusim.explain import explain
+from tpusim.judges.deadlock import device_ranges
 from tpusim.report import sections
 from tpusim.report.frame import need_bokeh
 from tpusim.report.html import Markup, cards, element, findings, interval_is_quick, join, verdict
 from tpusim.report.views import Views
+from tpusim.trace.devices import Which
 from tpusim.trace.memory import high_water, levels, occupants
 
 if TYPE_CHECKING:
@@ -27,24 +29,27 @@ _POLICY = (
 _MOST_CHIPS = 1024
 
 
-def write_report(result: Result, file: str | Path, *, title: str = "", check: str | None = None) -> None:
+def write_report(
+    result: Result, file: str | Path, *, title: str = "", check: str | None = None, devices: Which = None
+) -> None:
     """Write the report of ``result``, of a failed run too, as one page that opens offline.
 
-    ``title``: what ran; ``check``: what a comparison with a reference found.  Raises ``OptionError`` where Bokeh is
-    missing, ``OSError`` where the file cannot be written.
+    ``title``: what ran; ``check``: what a comparison with a reference found; ``devices``: those that are drawn one by
+    one, see :class:`~tpusim.report.Views`.  Raises ``OptionError`` where Bokeh is missing or a device is not there,
+    ``OSError`` where the file cannot be written.
     """
-    Path(file).write_text(page(result, title=title, check=check), encoding="utf-8")
+    Path(file).write_text(page(result, title=title, check=check, devices=devices), encoding="utf-8")
 
 
-def page(result: Result, *, title: str = "", check: str | None = None) -> str:
+def page(result: Result, *, title: str = "", check: str | None = None, devices: Which = None) -> str:
     """The page as text; see :func:`write_report`."""
     need_bokeh()
     from bokeh.embed import components
     from bokeh.resources import Resources
 
-    made = _Page(result)
+    made = _Page(result, devices)
     script, places = components(made.figures)
-    scripts = Resources(mode="inline", components=["bokeh", "bokeh-gl"]).js_raw
+    scripts = Resources(mode="inline", components=["bokeh"]).js_raw
     body = made.body(title or _title(result), check, {name: Markup(div) for name, div in places.items()})
     own = files("tpusim.report")
     style, clicks = ((own / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
@@ -55,7 +60,7 @@ def page(result: Result, *, title: str = "", check: str | None = None) -> str:
         element("style", Markup(style)),
         *(element("script", Markup(text)) for text in scripts),
     ]
-    end = [Markup(script), element("script", Markup(clicks))]
+    end = [element("script", Markup(clicks)), Markup(script)]
     page_ = element("html", element("head", *head), element("body", body, *end), lang="en")
     return f"<!doctype html>\n{page_}\n"
 
@@ -67,9 +72,9 @@ def _title(result: Result) -> str:
 class _Page:
     """The analysis of a run, its drawings by name, and its text."""
 
-    def __init__(self, result: Result) -> None:
+    def __init__(self, result: Result, devices: Which) -> None:
         self.result = result
-        self.views = Views(result)
+        self.views = Views(result, devices)
         self.figures = {name: figure for name, figure in self._drawn().items() if figure is not None}
 
     def _drawn(self) -> dict[str, Any]:
@@ -132,18 +137,20 @@ class _Page:
         said = ["Wheel: zoom in time. Drag: move. A click on the legend hides a kind."]
         if found.merged:
             said.append(f"{found.merged:,} marks are too many to draw: those close to each other are shown as one.")
-        if found.hidden_devices:
-            said.append(f"The first {found.devices} devices are shown, {found.hidden_devices:,} more are not.")
+        if found.left_out:
+            missing = device_ranges(self.result.cores[0].machine, found.left_out)
+            said.append(f"{len(found.devices)} of {found.all_devices:,} devices are drawn; left out: {missing}.")
+            said.append("tpusim report --devices chooses them.")
         return " ".join(said)
 
     def _timeline(self, drawn: dict[str, Markup]) -> Markup:
-        devices = self.views.marks.devices
+        devices = len(self.views.marks.devices)
         counts = sorted({count for count in (4, 16, devices) if count <= devices})
         buttons = [element("button", f"{count} devices" if count > 1 else "all", data_rows=count) for count in counts]
         return join([element("div", *buttons), drawn.get("timeline", element("p", "Nothing took any time."))])
 
     def _path(self) -> Markup:
-        return sections.critical_path(self.views.steps, self.views.path)
+        return sections.critical_path(self.views.steps, self.views.path, self.views.devices)
 
     def _advice(self) -> Markup:
         if not interval_is_quick(self.result):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import linecache
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tpusim.findings import Where, short_path
@@ -68,8 +69,11 @@ def basis(result: Result) -> Markup:
     return join([said, table(("number", "basis", "us shorter", "us longer"), rows, frozenset({2, 3}))])
 
 
-def critical_path(steps: Steps, path: list[ChainLink]) -> Markup:
-    """What the path consists of by line, then its links, longest where there are too many."""
+def critical_path(steps: Steps, path: list[ChainLink], devices: Sequence[int]) -> Markup:
+    """What the path consists of by line, then its links, longest where there are too many.
+
+    ``devices``: the rows of the timeline, which a click on a link of theirs shows.
+    """
     place, names = Places(), Names(steps.result.place)
     sums: dict[tuple[str, str], list[int]] = {}
     for link in path:
@@ -91,14 +95,17 @@ def critical_path(steps: Steps, path: list[ChainLink]) -> Markup:
     if len(path) > _MOST_ROWS:
         least = sorted((link.length_ps for link in path), reverse=True)[_MOST_ROWS]
         shown = [link for link in path if link.length_ps > least]
-    rows = [_link_row(link, names.coords[link.device], str(place(link.site) or "")) for link in shown]
+    at = {device: row for row, device in enumerate(devices)}
+    rows = [
+        _link_row(link, names.coords[link.device], str(place(link.site) or ""), at.get(link.device)) for link in shown
+    ]
     note = f"{len(path)} links" + (f"; the {len(shown)} longest are listed" if len(shown) < len(path) else "")
     links = table(("", "device", "what", "line", "from, us", "us", "slack, us"), rows, frozenset({4, 5, 6}))
     head = element("summary", f"The chain, link by link ({note}). A click shows a link in the timeline.")
     return join([summary, element("details", head, element("div", links, class_="scroll"), id="chain-links")])
 
 
-def _link_row(link: ChainLink, device: str, line: str) -> Markup:
+def _link_row(link: ChainLink, device: str, line: str, row: int | None) -> Markup:
     cells = (
         element("td", element("i", class_="dot", style=f"background:{chain_colour(link)}")),
         element("td", device),
@@ -109,8 +116,8 @@ def _link_row(link: ChainLink, device: str, line: str) -> Markup:
         element("td", _us(link.slack_ps), class_="n"),
     )
     return element(
-        "tr", *cells, class_="go", data_from=link.from_ps / PS_PER_US, data_to=link.to_ps / PS_PER_US,
-        data_device=link.device,
+        "tr", *cells, class_="go" if row is not None else None, data_from=link.from_ps / PS_PER_US,
+        data_to=link.to_ps / PS_PER_US, data_row=row,
     )  # fmt: skip
 
 
@@ -122,7 +129,7 @@ _SHADES = ("#2f6fde", "#12857c", "#e8912d", "#8a63d2", "#d9604c", "#54627a", "#5
 
 
 def memory(result: Result) -> Markup:
-    """The high-water mark of each memory of the fullest device, by buffer."""
+    """The high-water mark of each memory of device 0, by buffer."""
     parts: list[object] = []
     for mark in high_water(result):
         full = mark.used_bytes / mark.capacity_bytes if mark.capacity_bytes else 0.0

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tpusim.report.frame import FAINT, FONT, need_bokeh, time_figure
-from tpusim.report.marks import COMPUTE_LANE, DMA_LANES, WAIT_LANE, Marks, marks
+from tpusim.report.marks import COMPUTE_LANE, DMA_LANES, FEW_MARKS, WAIT_LANE, Mark, Marks, marks
 from tpusim.report.style import LOOKS, colours
 from tpusim.trace.lines import Places
 from tpusim.trace.names import Names
-from tpusim.trace.shares import Cause, shares
+from tpusim.trace.shares import Cause, Shares
 from tpusim.units import PS_PER_US
 
 if TYPE_CHECKING:
     from tpusim.trace.critical import ChainLink
-    from tpusim.trace.rates import Use
     from tpusim.trace.steps import Steps
 
+MOST_ROWS = 32
+"""Devices in sight at first."""
 _TOOLTIP = """
 <div style="font: 12px/1.45 system-ui, sans-serif; max-width: 420px">
 <div style="font-weight: 600; color: #1f2937">@text{custom}</div>
@@ -28,67 +31,90 @@ _TOOLTIP = """
 
 
 def timeline(steps: Steps, found: Marks | None = None) -> Any:
-    """A band for each device: compute, waits, copies in flight.  Zoom with the wheel, pan, hover."""
+    """A band for each device: compute, waits, copies in flight.  Zoom with the wheel, pan, hover.
+
+    Where there are many marks, an overview of them is drawn until few enough are in sight.
+    """
     need_bokeh()
-    from bokeh.models import ColumnDataSource, CustomJSHover, HoverTool, Legend, LegendItem
+    from bokeh.models import ColumnDataSource, CustomJS, CustomJSHover, HoverTool, Legend, LegendItem
 
     found = found or marks(steps)
-    result = steps.result
-    names = Names(result.place)
-    band = 90 if found.devices <= 8 else 46 if found.devices <= 16 else 24
-    height = max(260, min(900, 70 + found.devices * band))
-    rows = (min(found.devices, 32) + 0.02, -0.02)
-    figure = time_figure(steps, name="timeline", height=height, y_range=rows, output_backend="webgl")
+    names = Names(steps.result.place)
+    coords = [names.coords[device] for device in found.devices]
+    rows = len(coords)
+    band = 90 if rows <= 8 else 46 if rows <= 16 else 24
+    height = max(260, min(900, 70 + rows * band))
+    figure = time_figure(steps, name="timeline", height=height, y_range=(min(rows, MOST_ROWS) + 0.02, -0.02))
     texts = _Texts()
-    hover: dict[str, Any] = {}
-    items, renderers = [], []
-    for kind, look in LOOKS.items():
-        own = found.by_kind[kind]
-        if not own:
+    close, overview = _columns(found.close, texts), _columns(found.overview or [], texts)
+    items, renderers, sources = [], [], []
+    for kind, own in close.items():
+        if not len(own["begin"]):
             continue
-        source = ColumnDataSource(
-            {
-                "begin": np.array([mark.from_ps for mark in own]) / PS_PER_US,
-                "end": np.array([mark.to_ps for mark in own]) / PS_PER_US,
-                "length": np.array([mark.to_ps - mark.from_ps for mark in own]) / PS_PER_US,
-                "top": np.array([mark.top for mark in own]),
-                "bottom": np.array([mark.bottom for mark in own]),
-                "share": np.array([mark.share for mark in own]),
-                "device": np.array([mark.device for mark in own], dtype=np.int32),
-                "text": np.array([texts.number(mark.text) for mark in own], dtype=np.int32),
-                "line": np.array([texts.number(mark.line) for mark in own], dtype=np.int32),
-            }
-        )
+        look = LOOKS[kind]
+        source = ColumnDataSource(overview[kind] if found.overview is not None else own)
         drawn = figure.quad(
             left="begin", right="end", top="top", bottom="bottom", source=source, fill_color=look.colour,
             fill_alpha="share", line_color=None, hover_fill_color="#111827", hover_fill_alpha=0.85, name=kind,
         )  # fmt: skip
         renderers.append(drawn)
+        sources.append({"shown": source, "close": ColumnDataSource(own), "overview": ColumnDataSource(overview[kind])})
         items.append(LegendItem(label=look.title, renderers=[drawn]))
-    table = ColumnDataSource({"t": texts.all})
-    devices = ColumnDataSource({"t": names.coords[: found.devices]})
-    for column, lookup in (("text", table), ("line", table), ("device", devices)):
-        hover[f"@{column}"] = CustomJSHover(args={"table": lookup}, code="return table.data.t[value]")
+    if found.overview is not None:
+        args = {"figure": figure, "sources": sources, "most": FEW_MARKS, "state": ColumnDataSource({"close": [0]})}
+        choose = CustomJS(args=args, code=(files("tpusim.report") / "closer.js").read_text(encoding="utf-8"))
+        for axis in (figure.x_range, figure.y_range):
+            axis.js_on_change("start", choose)
+            axis.js_on_change("end", choose)
+    figure.lod_threshold = None  # never few marks instead of all while it moves
+    lookups = {"text": texts.all, "line": texts.all, "device": names.coords}
+    hover = {
+        f"@{column}": CustomJSHover(args={"table": lookup}, code="return table[value]")
+        for column, lookup in lookups.items()
+    }
     figure.add_tools(HoverTool(renderers=renderers, tooltips=_TOOLTIP, formatters=hover, point_policy="follow_mouse"))
     figure.add_layout(Legend(items=items, orientation="horizontal", click_policy="hide", **_LEGEND), "above")
-    _device_axis(figure, names, found.devices)
+    _device_axis(figure, coords)
     return figure
 
 
-def _device_axis(figure: Any, names: Names, devices: int) -> None:
-    from bokeh.models import FixedTicker, Span
+def _columns(found: list[Mark], texts: _Texts) -> dict[str, dict[str, Any]]:
+    """For each kind what a drawing of its marks needs; texts and devices by number.
 
-    labels = {device + 0.5: names.coords[device] for device in range(devices)}
-    if devices <= 4:
+    The most solid one comes first: the legend shows its colour.
+    """
+    by_kind: dict[str, list[Mark]] = {kind: [] for kind in LOOKS}
+    for mark in sorted(found, key=lambda mark: -mark.share):
+        by_kind[mark.kind].append(mark)
+    return {
+        kind: {
+            "begin": np.array([mark.from_ps for mark in own]) / PS_PER_US,
+            "end": np.array([mark.to_ps for mark in own]) / PS_PER_US,
+            "length": np.array([mark.to_ps - mark.from_ps for mark in own]) / PS_PER_US,
+            "top": np.array([mark.top for mark in own]),
+            "bottom": np.array([mark.bottom for mark in own]),
+            "share": np.array([mark.share for mark in own]),
+            "device": np.array([mark.device for mark in own], dtype=np.int32),
+            "text": np.array([texts.number(mark.text) for mark in own], dtype=np.int32),
+            "line": np.array([texts.number(mark.line) for mark in own], dtype=np.int32),
+        }
+        for kind, own in by_kind.items()
+    }
+
+
+def _device_axis(figure: Any, coords: list[str]) -> None:
+    from bokeh.models import FixedTicker
+
+    labels = {row + 0.5: name for row, name in enumerate(coords)}
+    if len(coords) <= 4:
         labels = {}
-        for device in range(devices):
+        for row, name in enumerate(coords):
             for title, (top, bottom) in (("compute", COMPUTE_LANE), ("wait", WAIT_LANE), ("DMA", DMA_LANES)):
-                labels[device + (top + bottom) / 2] = f"{names.coords[device]}  {title}"
+                labels[row + (top + bottom) / 2] = f"{name}  {title}"
     figure.yaxis.ticker = FixedTicker(ticks=list(labels))
     figure.yaxis.major_label_overrides = labels
-    figure.ygrid.visible = False
-    for device in range(1, devices):
-        figure.add_layout(Span(location=device, dimension="width", line_color="#dfe4ea", line_width=1))
+    figure.ygrid.ticker = FixedTicker(ticks=list(range(1, len(coords))))
+    figure.ygrid.grid_line_color = "#dfe4ea"
 
 
 def chain(steps: Steps, path: list[ChainLink]) -> Any:
@@ -141,18 +167,17 @@ def chain_colour(part: ChainLink) -> str:
     return LOOKS[kinds.get(part.kind, "core")].colour
 
 
-def where_time_goes(steps: Steps, use: Use | None = None, most_devices: int = 64) -> Any:
-    """A bar for each device, from what it computed to what it waited for."""
+def where_time_goes(steps: Steps, found: Shares, shown: Sequence[int]) -> Any:
+    """A bar for each of some devices, from what it computed to what it waited for."""
     need_bokeh()
     from bokeh.models import ColumnDataSource, HoverTool
 
-    found = shares(steps, use)
     names = Names(steps.result.place)
     causes = sorted(found.by_cause, key=_order)
-    devices = names.coords[:most_devices]
+    devices = [names.coords[device] for device in shown]
     columns: dict[str, list[Any]] = {"device": list(devices)}
     for cause in causes:
-        columns[str(cause)] = [own.get(cause, 0) / PS_PER_US for own in found.by_device[:most_devices]]
+        columns[str(cause)] = [found.by_device[device].get(cause, 0) / PS_PER_US for device in shown]
     height = max(120, min(700, 60 + 18 * len(devices)))
     figure = time_figure(steps, name="shares", height=height, y_range=list(reversed(devices)), tools="")
     palette = colours(list(found.by_cause))

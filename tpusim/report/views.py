@@ -9,6 +9,7 @@ from tpusim.report import machine, timeline
 from tpusim.report.marks import Marks, marks
 from tpusim.specs import MemorySpace
 from tpusim.trace.critical import ChainLink, critical_path
+from tpusim.trace.devices import Which, chosen_devices
 from tpusim.trace.lines import LineUse, line_uses
 from tpusim.trace.rates import Use
 from tpusim.trace.shares import Shares, shares
@@ -22,13 +23,16 @@ if TYPE_CHECKING:
 class Views:
     """The views of ``result``; figures need Bokeh (``pip install 'tpusim[report]'``): ``bokeh.io.show`` them.
 
-    All figures over time share their axis.
+    All figures over time share their axis.  ``devices``: those that are drawn one by one, in this order: ``slowest``,
+    ``busiest``, either with a number as ``slowest:16``, or row-major numbers; default all up to 64, else the slowest.
+    Raises ``OptionError`` for one that is not there.
     """
 
-    def __init__(self, result: Result) -> None:
+    def __init__(self, result: Result, devices: Which = None) -> None:
         self.result = result
         self.steps = Steps(result)
         self.use = Use(result)
+        self.devices = chosen_devices(self.steps, devices)
 
     @cached_property
     def shares(self) -> Shares:
@@ -48,7 +52,7 @@ class Views:
     @cached_property
     def marks(self) -> Marks:
         """The marks of the timeline."""
-        return marks(self.steps)
+        return marks(self.steps, self.devices)
 
     @cached_property
     def timeline(self) -> Any:
@@ -68,7 +72,7 @@ class Views:
     @cached_property
     def where_time_goes(self) -> Any:
         """A bar for each device."""
-        return timeline.where_time_goes(self.steps, self.use)
+        return timeline.where_time_goes(self.steps, self.shares, self.devices)
 
     @cached_property
     def mesh(self) -> Any:
