@@ -8,6 +8,7 @@ happen.  No race-free program can tell; and the data a racy one gets are those o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from heapq import heappop, heappush
 from typing import Any
 
 import greenlet
@@ -214,7 +215,9 @@ class ScheduledMachine(Machine):
         self.ordinals = Ordinals()
         self.offered = 0
         """Legs and remote signals so far, whose order is not the program's alone."""
-        self._held: list[tuple[Step, Callable[[], None]]] = []
+        self._held: list[tuple[int, int, Callable[[], None]]] = []
+        """A heap of rank, arrival and what happens."""
+        self._arrivals = 0
         self._hub = greenlet.getcurrent()
         self._launched: set[int] = set()
         pace = schedule.pace
@@ -244,7 +247,8 @@ class ScheduledMachine(Machine):
 
     def hold(self, step: Step, action: Callable[[], None]) -> None:
         """Let ``action`` happen when nothing else moves and it is the step's turn."""
-        self._held.append((step, action))
+        self._arrivals += 1
+        heappush(self._held, (self.schedule.rank(step, self._arrivals), self._arrivals, action))
 
     def later(self, choice: Choice, step: Step, order: int, action: Callable[[], None]) -> None:
         """Let ``action`` happen after the delay of a choice, among the events of that instant at ``order``."""
@@ -263,8 +267,7 @@ class ScheduledMachine(Machine):
 
     def _release_one(self) -> None:
         if self._held:
-            _, action = self._held.pop(self.schedule.pick([step for step, _ in self._held]))
-            action()
+            heappop(self._held)[-1]()
 
     def release_soon(self) -> None:
         """Let a held step happen although a core still moves: it only looks at a semaphore, again and again."""

@@ -97,6 +97,8 @@ def function_name(site: Any, otherwise: str = "kernel") -> str:
 
 def plain(name: str) -> str:
     """``name`` in characters that need no quotes in a shell."""
+    if name.isidentifier() and name[0] != "_" != name[-1]:
+        return name
     return re.sub(r"\W+", "_", name).strip("_")
 
 

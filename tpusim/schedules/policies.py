@@ -2,7 +2,7 @@
 
 A *step* is what another order could bring later: a core's next visible operation, the end of a leg of a copy, the
 arrival of a remote signal.  A policy says for each step how long it is delayed, or that it is *held*: then it
-happens when nothing else can move any more, and where several are held ``pick`` says which goes first.  Signals only
+happens when nothing else can move any more, and where several are held the one of lowest ``rank`` goes first.  Signals only
 add and each semaphore has one waiter, so every such delay is a legal order of the same program.
 """
 
@@ -64,9 +64,9 @@ class Schedule:
         """What is to become of a step."""
         return NOW
 
-    def pick(self, held: Sequence[Step]) -> int:
-        """Which of the held steps, the longest held first, happens now that nothing else moves."""
-        return 0
+    def rank(self, step: Step, arrival: int) -> int:
+        """When a held step, the ``arrival``-th of the run, happens: that of lowest rank goes first."""
+        return arrival
 
     def misfit(self, ordinals: Ordinals, axis_sizes: Mapping[str, int]) -> str | None:
         """What of it did not fit the run that is over."""
@@ -95,13 +95,13 @@ class Shuffle(Schedule):
         self.text = f"shuffle:{seed}"
 
     def choose(self, step: Step) -> Choice:
-        """Held, so that ``pick`` decides."""
+        """Held, so that ``rank`` decides."""
         split = step.nbytes > GRANULE and draw(self.seed, step, 2)
         return Choice(HOLD, GRANULE if split else 0)
 
-    def pick(self, held: Sequence[Step]) -> int:
-        """The one with the lowest draw: steps keep their order among themselves when others come and go."""
-        return min(range(len(held)), key=lambda index: draw(self.seed + 1, held[index], 1 << 32))
+    def rank(self, step: Step, arrival: int) -> int:
+        """Drawn: steps keep their order among themselves when others come and go."""
+        return draw(self.seed + 1, step, 1 << 32)
 
 
 class Eager(Schedule):
@@ -126,9 +126,9 @@ class Newest(Lazy):
 
     text = "newest"
 
-    def pick(self, held: Sequence[Step]) -> int:
+    def rank(self, step: Step, arrival: int) -> int:
         """The last to be held."""
-        return len(held) - 1
+        return -arrival
 
 
 class Split(Schedule):
@@ -245,14 +245,15 @@ def _leg(leg: str) -> str:
 
 def draw(seed: int, step: Step, below: int) -> int:
     """A number from 0 on that depends on the seed and the step alone, not on what happens elsewhere."""
-    state = seed & _MASK
-    what = _KIND_NUMBERS[step.operation.kind], _LEG_NUMBERS[step.leg], step.number
-    for value in (*step.operation.device, *what):
-        state = _mix(state ^ _mix(value + 1))
+    code = step.number
+    for value in (_KIND_NUMBERS[step.operation.kind], _LEG_NUMBERS[step.leg], *step.operation.device):
+        code = code * _FACTOR + value + 1
+    state = _mix((seed & _MASK) ^ _mix(code & _MASK))
     return (state >> 16) % below
 
 
 _MASK = (1 << 64) - 1
+_FACTOR = 1_000_003
 _KIND_NUMBERS = {"start": 1, "wait": 2, "signal": 3, "read": 4, "enter": 5, "exit": 6}
 _LEG_NUMBERS = {"": 0, "reader": 1, "writer": 2, "arrival": 3, "after": 4}
 
