@@ -9,14 +9,15 @@ Columns of the table, by rule:
 
 * ``found``: verify says ``refuted`` or ``not-proven`` (``smaller``: only on the smallest mesh the kernel has);
 * ``equal``: proven, 150 random schedules bring no finding and the right data, and so does every state on the smallest
-  mesh where the explorer gets to the end of them: nothing is wrong (of a mutant that does the same operations both
-  ways in, only the native case is settled, for both);
+  mesh where the explorer gets to the end of them: nothing is wrong (cases that are the same program, which the text of
+  their operations tells, are settled together);
 * ``open``: proven, and not settled yet;
 * ``missed``: proven, and something is wrong all the same: a bug of the judges;
 * ``invalid``: the mutant is no program (a name that is not there yet, say); not counted as a case;
 * ``observed`` and ``interpret``: of those that are something wrong, how many these find.
 
-Cases go round all rules of all kernels, in an order drawn from ``--seed``; ``--limit`` ends it after so many cases.
+Cases go round all rules of all kernels, both ways in, in an order drawn from ``--seed``; ``--limit`` ends it after so
+many cases.
 Each case is a line of ``--results``; a case that stands there is not judged again, so an interrupted run goes on.
 """
 
@@ -29,7 +30,6 @@ import sys
 import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from math import prod
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -54,11 +54,10 @@ def cases(names, rules, seed):
         for rule, of_rule in by_rule.items():
             if rule not in rules:
                 continue
-            own = [
-                (mutant, name, mesh, way) for mutant in of_rule for mesh in meshes(name, kernel.axes) for way in WAYS
-            ]
-            random.Random(f"{seed} {name} {rule}").shuffle(own)
-            found += [(rule != UNCHANGED, place, name, rule, case) for place, case in enumerate(own)]
+            for way in WAYS:
+                own = [(mutant, name, mesh, way) for mutant in of_rule for mesh in meshes(name, kernel.axes)]
+                random.Random(f"{seed} {name} {rule} {way}").shuffle(own)
+                found += [(rule != UNCHANGED, place, name, rule, case) for place, case in enumerate(own)]
     return [case for *_, case in sorted(found, key=lambda item: item[:4])]
 
 
@@ -69,47 +68,43 @@ def key_of(mutant, name, mesh, way):
 
 
 def run(todo, results, seed, jobs, known):
-    """Judge what is not known yet, then settle what was proven; each is written as it comes."""
+    """Judge what is not known yet, then settle each different program that was proven; each is written as it comes."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context) as pool, results.open("a", encoding="utf-8") as file:
-        for function in (judge, settle):
-            chosen = [case for case in todo if is_due(function, case, known)]
-            if function is settle:  # many runs each: the small ones first
-                chosen.sort(key=lambda case: (prod(case[2].values()), case[3] == "captured"))
-            waiting = {pool.submit(guarded, function, *case, seed): case for case in chosen}
+        for function, groups in ((judge, unjudged), (settle, unsettled)):
+            waiting = {pool.submit(guarded, function, *group[0], seed): group for group in groups(todo, known)}
             started = time.perf_counter()
             for count, done in enumerate(as_completed(waiting), 1):
-                write_row(file, known, waiting[done], done.result())
+                for case in waiting[done]:
+                    write_row(file, known, case, done.result())
                 if count % 50 == 0:
                     took = time.perf_counter() - started
                     print(f"{function.__name__}: {count} of {len(waiting)}, {took:.0f} s", file=sys.stderr)
-    settle_twins(todo, known)
 
 
-def is_due(function, case, known):
-    """Whether a case is not judged, or not settled, and has to be."""
-    row = known.get(key_of(*case))
-    if function is judge:
-        return row is None
-    return row is not None and row["outcome"] == "proven" and case[0].rule != UNCHANGED and not twin(case, known)
+def unjudged(todo, known):
+    """The cases that are to be judged, each alone."""
+    return [[case] for case in todo if key_of(*case) not in known]
 
 
-def twin(case, known):
-    """The native case that does the same operations as a captured one, which is settled for both."""
-    mutant, name, mesh, way = case
-    if way != "captured":
-        return None
-    other, here = known.get(key_of(mutant, name, mesh, "native"), {}), known[key_of(*case)]
-    does_the_same = other.get("operations") == here["operations"] and other["verify"] == here["verify"]
-    return other if does_the_same else None
+def unsettled(todo, known):
+    """The cases that are to be settled, those of one program together, a native one of them first.
 
-
-def settle_twins(todo, known):
-    """Give captured cases what came of their native twins."""
+    Proven kernels are among them: a mutant may be the same program.
+    """
+    groups, came = {}, {}
     for case in todo:
-        row = known.get(key_of(*case))
-        if row and row["outcome"] == "proven" and (other := twin(case, known)):
-            row["outcome"] = other["outcome"]
+        row = known[key_of(*case)]
+        if row.get("verify") == "proven":
+            name = f"{case[1]} {case[2]} {case[0].calls} {row['program'] or key_of(*case)}"
+            if row["outcome"] == "proven":
+                groups.setdefault(name, []).append(case)
+            else:
+                came[name] = {key: row[key] for key in ("outcome", "states", "truth") if key in row}
+    for name in came.keys() & groups.keys():
+        for case in groups.pop(name):
+            known[key_of(*case)] |= came[name]
+    return [sorted(group, key=lambda case: case[3] == "captured") for group in groups.values()]
 
 
 def write_row(file, known, case, row):
@@ -155,7 +150,8 @@ def table(rows):
     yield line("total", total)
     for row in rows:
         is_kernel = row["rule"] == UNCHANGED
-        if row.get("verify") != "proven" if is_kernel else needs_a_look(row):
+        is_proven = row.get("verify") == "proven" and row["outcome"] != "missed"
+        if not is_proven if is_kernel else needs_a_look(row):
             yield described(row)
 
 

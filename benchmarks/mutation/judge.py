@@ -13,6 +13,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[1]))
 
+from mutation.identity import identity
 from mutation.rules import Mutant
 from mutation.states import bad_state
 
@@ -88,11 +89,14 @@ def judge(mutant: Mutant, name: str, mesh: dict[str, int], way: str, seed: int) 
         verdict, first = verify_loaded(file, Job(str(path), {**options, "max_events": MOST_EVENTS}, calls=mutant.calls))
         if first.fault is not None or first.not_possible is not None:
             return {"outcome": "invalid", "why": (first.fault or first.not_possible).splitlines()[0]}
-        observed = _run(file, options, mutant)
+        recorder = Recorder()
+        observed = _run(file, options, mutant, (recorder,))
+        is_proven = verdict.answer == "proven"
+        small = _run_small(path, name, mesh, mutant)[0] if is_proven else None
     return {
-        "outcome": "proven" if verdict.answer == "proven" else "found",
+        "outcome": "proven" if is_proven else "found",
         "verify": verdict.answer,
-        "operations": verdict.operations,
+        "program": f"{identity(recorder)} {identity(small)}" if small else None,
         "why": list(verdict.reasons)[:2],
         "observed": observed.status is not Status.RIGHT,
     }
@@ -123,6 +127,9 @@ def _run(file: KernelFile, options: dict, mutant: Mutant, observers: tuple = (),
 
 def _schedules(file: KernelFile, options: dict, mutant: Mutant, seed: int) -> dict:
     """The first of many random schedules in which something is wrong."""
+    arrays = file.inputs()
+    expected = file.reference(*arrays)
+    file = replace(file, inputs=lambda: arrays, reference=lambda *_: expected)
     for number in range(SCHEDULES):
         schedule = f"shuffle:{seed + number}"
         outcome = _run(file, options, mutant, schedule=schedule)
@@ -132,12 +139,18 @@ def _schedules(file: KernelFile, options: dict, mutant: Mutant, seed: int) -> di
     return {"outcome": "equivalent"}
 
 
-def _states(path: Path, name: str, mesh: dict[str, int], mutant: Mutant) -> dict:
-    """What the explorer finds on the smallest mesh; where that is a fault, verify has to find it there."""
+def _run_small(path: Path, name: str, mesh: dict[str, int], mutant: Mutant) -> tuple[Recorder | None, KernelFile, dict]:
+    """What a run on the smallest mesh did, if there was one, with the file and its options there."""
     file, options = loaded(path, name, smallest(mesh), "native")
     recorder = Recorder()
     run = _run(file, options, mutant, (recorder,), checks="none")
-    if run.result is None or not run.result.cores:
+    return recorder if run.result is not None and run.result.cores else None, file, options
+
+
+def _states(path: Path, name: str, mesh: dict[str, int], mutant: Mutant) -> dict:
+    """What the explorer finds on the smallest mesh; where that is a fault, verify has to find it there."""
+    recorder, file, options = _run_small(path, name, mesh, mutant)
+    if recorder is None:
         return {"states": "no run"}
     bad = bad_state(recorder, prod(smallest(mesh).values()), MOST_STATES)
     if not bad:
