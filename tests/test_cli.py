@@ -437,6 +437,15 @@ def test_schedules_faults_and_tokens(tpusim):
     )
 
 
+@pytest.mark.parametrize("command", ["run", "verify", "explore", "lint", "explain"])
+def test_bad_arguments_are_json_too_for_who_asked(command, tpusim):
+    status, out, err = tpusim(command, "absent.py", "--json", "-")
+    assert status == 2
+    assert strict_json(out) == {"ok": False, "error": "absent.py: no such file"}
+    assert err == "Error: absent.py: no such file\n"
+    assert tpusim(command, "absent.py", "--json", "out.json")[1] == ""
+
+
 def test_not_modelled_is_3(tpusim):
     message = (
         "Slices of 8t chips are not modelled: their network is not published in enough detail. "

@@ -84,6 +84,37 @@ def test_signals_need_a_way_too():
     assert run(kernel, tiles(2), **declared, faults="link:0.0-1.0:dead,reroute", on_finding="record").ok
 
 
+def to_the_other_die(**options):
+    declared = {"slice": "v7x:2x2x1", "mesh": 2, "scratch_shapes": (DMA, DMA)}
+    return run(to_the_right, tiles(2), **declared, **options)
+
+
+@pytest.mark.parametrize("name", ["(0,0,0,0)-(0,0,0,1)", "0.0.0.0-0.0.0.1", "(0,0,0) die 0->die 1"])
+def test_the_link_between_two_dies_has_a_name_too(name):
+    plain, slow = to_the_other_die(), to_the_other_die(faults=f"link:{name}:slow=100")
+    assert set(plain.links) == {"link (0,0,0) die 0->die 1", "link (0,0,0) die 1->die 0"}
+    durations = [[c.read_ps - c.begin_ps for c in result.trace.copies] for result in (plain, slow)]
+    is_one_way = "->" in name
+    assert [after > before for before, after in zip(*durations, strict=True)] == [True, not is_one_way]
+
+
+def test_nothing_leads_around_the_link_between_two_dies():
+    with pytest.raises(LinkDownError) as caught:
+        to_the_other_die(faults="link:0.0.0.0-0.0.0.1:dead,reroute")
+    assert str(caught.value) == (
+        "link (0,0,0) die 1->die 0 is down (fault link:0.0.0.0-0.0.0.1:dead,reroute), and no other way leads from chip "
+        f"(0, 0, 0) to chip (0, 0, 0).  [device (1,), {at('begins with a barrier')}]"
+    )
+
+
+def test_two_dies_of_different_chips_have_no_link_of_their_own():
+    with pytest.raises(OptionError) as caught:
+        to_the_other_die(faults="link:0.0.0.0-1.0.0.1:dead")
+    assert str(caught.value) == (
+        "v7x:2x2x1 has no link between dies (0, 0, 0, 0) and (1, 0, 0, 1): those of one chip are 0 and 1"
+    )
+
+
 # -- slow, late, jitter ---------------------------------------------------------------------------------
 
 

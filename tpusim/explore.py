@@ -15,6 +15,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from tpusim.errors import OptionError
+from tpusim.faults import link_text
 from tpusim.findings import CONTINUABLE, Finding, Severity
 from tpusim.judges.witness import name_copy, name_operation
 from tpusim.program import Kernel
@@ -131,8 +132,8 @@ def _suggestions(result: Result, seed: int) -> Iterator[str]:
     machine = result.cores[0].machine
     for device in _ends(range(len(result.cores))):
         yield f"slow-device:{format_coordinates(machine.coordinates(device))}"
-    for name in _ends(sorted(name for name in result.links if "die" not in name)):
-        yield f"slow-link:{name.removeprefix('link ').replace('->', '-to-')}"
+    for name in _ends(sorted(result.links)):
+        yield f"slow-link:{link_text(name.removeprefix('link '))}"
     random = Random(seed)
     places = _places(result)
     random.shuffle(places)

@@ -2,6 +2,7 @@
 
     chip:(1,0):slow=2                 the cores of a chip take twice as long, its HBM gives half (mesh of the slice)
     link:(0,0)-(1,0):slow=4           a quarter of the bandwidth, both directions; -> for one
+    link:(0,0,0,0)-(0,0,0,1):slow=4   the same between the two dies of a v7x chip
     link:(0,0)-(1,0):dead             whatever has to cross it is a `link-down` error
     link:(0,0)-(1,0):dead,reroute     it goes another way, where there is one
     jitter:200ns                      each leg and each remote signal takes up to that much longer, drawn from the seed

@@ -14,7 +14,7 @@ import numpy as np
 
 from tpusim.errors import FindingError, InterruptedRunError, NotModelledError, OptionError
 from tpusim.findings import Finding, Kind, Severity
-from tpusim.judges.proof import PREMISES, Names, Proof, Recorder, ReplayRecorder, Witness, is_shown, prove
+from tpusim.judges.proof import Names, Proof, Recorder, ReplayRecorder, Witness, is_shown, prove
 from tpusim.judges.proof.accesses import Conflict
 from tpusim.observe import Observer
 from tpusim.result import Result
@@ -83,7 +83,7 @@ def verify_runs(run: Run, calls: int) -> Verdict:
     answer, reasons = _answer(made, proof, findings, shown)
     return Verdict(
         answer=answer,
-        premises=PREMISES if proof is None else proof.premises,
+        premises=() if proof is None else proof.premises,
         reasons=reasons,
         findings=findings,
         calls=calls,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Annotated, NoReturn
 
 import typer
@@ -31,6 +32,7 @@ from tpusim.cli import (
     verify,
 )
 from tpusim.cli.console import never_fail_to_encode, one_line
+from tpusim.cli.run import write_json
 from tpusim.errors import MissingExtraError, NotModelledError, OptionError
 from tpusim.job import Status
 from tpusim.job.userfault import UserCodeError
@@ -40,18 +42,25 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command and exit with its status; ``arguments`` default to those of the process."""
     never_fail_to_encode()
     command = typer.main.get_command(_app())
+    given = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        command(list(arguments) if arguments is not None else None, prog_name="tpusim")
+        command(given, prog_name="tpusim")
     except (MissingExtraError, NotModelledError) as error:
-        typer.echo(f"Error: {one_line(error)}", err=True)
-        sys.exit(Status.NOT_POSSIBLE)
+        _fail(one_line(error), Status.NOT_POSSIBLE, given)
     except OptionError as error:
-        typer.echo(f"Error: {one_line(error)}", err=True)
-        sys.exit(Status.BAD_ARGUMENTS)
+        _fail(one_line(error), Status.BAD_ARGUMENTS, given)
     except UserCodeError as error:
-        typer.echo(f"Error: {error}", err=True)
-        sys.exit(Status.WRONG)
+        _fail(str(error), Status.WRONG, given)
     sys.exit(Status.RIGHT)
+
+
+def _fail(text: str, status: Status, given: Sequence[str]) -> NoReturn:
+    """One line on standard error; who asked for JSON on standard output gets it."""
+    typer.echo(f"Error: {text}", err=True)
+    own = given[: given.index("--")] if "--" in given else given
+    if "--json=-" in own or ("--json", "-") in pairwise(own):
+        write_json({"ok": False, "error": text}, "-")
+    sys.exit(status)
 
 
 def _show_version(is_asked: bool) -> None:

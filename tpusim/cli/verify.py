@@ -73,6 +73,7 @@ def _show(console: Console, verdict: Verdict, outcome: Outcome) -> None:
         console.print(styled(f"... and {more} more findings; --json has them all", "dim"))
     if outcome.fault is not None:
         console.print(styled(outcome.fault, "red"))
-    console.print(styled("It rests on:", "dim"))
+    if verdict.premises:
+        console.print(styled("It rests on:", "dim"))
     for premise in verdict.premises:
         console.print(styled(f"  {premise}", "dim"))

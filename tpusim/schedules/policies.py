@@ -2,8 +2,8 @@
 
 A *step* is what another order could bring later: a core's next visible operation, the end of a leg of a copy, the
 arrival of a remote signal.  A policy says for each step how long it is delayed, or that it is *held*: then it
-happens when nothing else can move any more, and where several are held the one of lowest ``rank`` goes first.  Signals only
-add and each semaphore has one waiter, so every such delay is a legal order of the same program.
+happens when nothing else can move any more, and where several are held the one of lowest ``rank`` goes first.
+Signals only add and each semaphore has one waiter, so every such delay is a legal order of the same program.
 """
 
 from __future__ import annotations

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container
 
 from tpusim.errors import OptionError
-from tpusim.topology.routes import Route, link, links_out_of
+from tpusim.topology.routes import Route, die_link_index, link, links_out_of
 from tpusim.topology.slices import Slice
 
 
@@ -31,21 +32,39 @@ def chip_named(slice_: Slice, coords: tuple[int, ...]) -> int:
 
 
 def parse_link(text: str) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
-    """``(0,0)-(1,0)``, or ``(0,0)->(1,0)`` (``0.0-to-1.0``) for one direction: both ends, and whether it is that."""
-    first, dash, second = text.replace("-to-", "->").partition("-")
+    """``(0,0)-(1,0)``, or ``(0,0)->(1,0)`` (``0.0-to-1.0``) for one direction: both ends, and whether it is that.
+
+    Between the dies of a v7x chip: ``(0,0,0,0)-(0,0,0,1)``, or as reports name it, ``(0,0,0) die 0->die 1``.
+    """
+    dies = re.fullmatch(r"\(([\d,]+)\) die (\d)->die (\d)", text)
+    named = "({0},{1})->({0},{2})".format(*dies.groups()) if dies else text
+    first, dash, second = named.replace("-to-", "->").partition("-")
     if not dash:
         raise OptionError(f"{text!r} is no link, such as (0,0)-(1,0), or (0,0)->(1,0) for one direction")
     return parse_coordinates(first), parse_coordinates(second.removeprefix(">")), second.startswith(">")
 
 
 def links_named(slice_: Slice, text: str) -> tuple[int, ...]:
-    """Numbers of the directed ICI links between two neighbours; raises ``OptionError`` where there is none."""
+    """Numbers of the directed links between two neighbours, chips or dies; raises ``OptionError`` where there is none.
+
+    A die's last coordinate is its number on the chip.
+    """
     first, second, is_directed = parse_link(text)
+    if slice_.has_die_links and len(first) == len(second) == len(slice_.shape) + 1:
+        return _die_links(slice_, first, second, is_directed)
     ends = chip_named(slice_, first), chip_named(slice_, second)
     found = _links_from(slice_, *ends)
     if not found:
         raise OptionError(f"{slice_} has no link between chips {first} and {second}")
     return found if is_directed else found + _links_from(slice_, *reversed(ends))
+
+
+def _die_links(slice_: Slice, first: tuple[int, ...], second: tuple[int, ...], is_directed: bool) -> tuple[int, ...]:
+    chip = chip_named(slice_, first[:-1])
+    if first[:-1] != second[:-1] or {first[-1], second[-1]} != {0, 1}:
+        raise OptionError(f"{slice_} has no link between dies {first} and {second}: those of one chip are 0 and 1")
+    found = die_link_index(slice_, chip, first[-1]), die_link_index(slice_, chip, second[-1])
+    return found[:1] if is_directed else found
 
 
 def _links_from(slice_: Slice, source: int, target: int) -> tuple[int, ...]:
@@ -54,11 +73,13 @@ def _links_from(slice_: Slice, source: int, target: int) -> tuple[int, ...]:
 
 
 def detour(slice_: Slice, source: int, target: int, down: Container[int]) -> Route | None:
-    """A shortest way between two devices of different chips over links that are not ``down``; ``None``: there is none.
+    """A shortest way between the chips of two devices over links that are not ``down``; ``None``: there is none.
 
     Of several the first in the order of link numbers.
     """
     start, end = slice_.chip_of(source), slice_.chip_of(target)
+    if start == end:
+        return None  # between the dies of a chip there is one link
     came: dict[int, tuple[int, int]] = {start: (-1, -1)}
     queue = [start]
     for chip in queue:  # grows while we walk

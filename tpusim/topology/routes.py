@@ -68,7 +68,8 @@ def link_index(slice_: Slice, chip: int, axis: int, direction: int) -> int:
     return (chip * len(slice_.shape) + axis) * 2 + (direction < 0)
 
 
-def _die_link_index(slice_: Slice, chip: int, from_core: int) -> int:
+def die_link_index(slice_: Slice, chip: int, from_core: int) -> int:
+    """Number of the link that leaves one die of a chip for the other."""
     return slice_.num_chips * len(slice_.shape) * 2 + chip * 2 + from_core
 
 
@@ -104,7 +105,7 @@ def links(slice_: Slice) -> Iterator[Link]:
     if slice_.has_die_links:
         for chip in range(slice_.num_chips):
             for core in (0, 1):
-                yield link(slice_, _die_link_index(slice_, chip, core))
+                yield link(slice_, die_link_index(slice_, chip, core))
 
 
 def links_out_of(slice_: Slice, chip: int) -> tuple[int, ...]:
@@ -172,7 +173,7 @@ def route(slice_: Slice, a: int, b: int) -> Route:
     if start[:3] == end[:3]:
         if a == b or not slice_.has_die_links:
             return Route((), 0, False)
-        return Route((_die_link_index(slice_, slice_.chip_of(a), start[3]),), 1, False)
+        return Route((die_link_index(slice_, slice_.chip_of(a), start[3]),), 1, False)
     place = start[:3]
     way: list[int] = []
     warns = False
