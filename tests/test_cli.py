@@ -437,6 +437,62 @@ def test_schedules_faults_and_tokens(tpusim):
     )
 
 
+UNDER_WAY = """
+import numpy as np
+from tpusim import HBM, VMEM, Kernel, SemaphoreType, ShapeDtypeStruct, make_async_copy
+
+def body(x_ref, o_ref, buffer, sem, other):
+    first = make_async_copy(x_ref, buffer, sem)
+    first.start()
+    second = make_async_copy(buffer, o_ref, other)
+    first.wait()
+    second.start()
+    second.wait()
+
+TILE = ShapeDtypeStruct((8, 128), "float32")
+kernel = Kernel(
+    body, out_shape=TILE, in_specs=HBM, out_specs=HBM,
+    scratch_shapes=(VMEM((8, 128), "float32"), SemaphoreType.DMA, SemaphoreType.DMA),
+)
+
+def inputs(devices=1):
+    return np.ones((devices * 8, 128), np.float32)
+
+def reference(x):
+    return x
+"""
+"""A right kernel; its waits changed places, it reads what is still being written."""
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["run", "explain", "report", "lint", "explore", "verify", "crosscheck"],
+)
+def test_every_command_that_runs_a_file_takes_a_token(command, tpusim):
+    early = UNDER_WAY.replace("first.wait()\n    second.start()", "second.start()\n    first.wait()")
+    Path("k.py").write_text(early, encoding="utf-8")
+    status, out, _ = tpusim("verify", "k.py", "--mesh", "x=1", "--json", "-")
+    token = strict_json(out)["findings"][0]["token"]
+    assert (status, token) == (1, "t1:hold:0/body/start1/writer/x_ref,buffer")
+    more = {"report": ("--html", "k.html"), "crosscheck": ("--backends", "sim")}.get(command, ())
+    status, _, err = tpusim(command, "k.py", "--mesh", "x=1", "--replay", token, *more)
+    assert status == (0 if command == "lint" else 1), err
+    Path("k.py").write_text(UNDER_WAY.replace("x_ref, buffer, sem", "x_ref, o_ref, sem"), encoding="utf-8")
+    status, _, err = tpusim(command, "k.py", "--mesh", "x=1", "--replay", token, *more)
+    assert status == 2
+    assert "Error: the schedule does not fit this run: copy start 1 in body() on device (0,) now works on" in err
+
+
+def test_a_replayed_schedule_proves_nothing(tpusim):
+    Path("k.py").write_text(UNDER_WAY, encoding="utf-8")
+    run = "verify", "k.py", "--mesh", "x=1", "--replay", "t1:lazy"
+    status, out, _ = tpusim(*run)
+    assert status == 3
+    assert "verdict      not-proven: no schedule but the one replayed was tried.\n" in out
+    values = strict_json(tpusim(*run, "--json", "-")[1])
+    assert (values["answer"], values["ok"], values["explored"]["tried"]) == ("not-proven", False, ["t1:lazy"])
+
+
 @pytest.mark.parametrize("command", ["run", "verify", "explore", "lint", "explain"])
 def test_bad_arguments_are_json_too_for_who_asked(command, tpusim):
     status, out, err = tpusim(command, "absent.py", "--json", "-")

@@ -146,7 +146,7 @@ def _head(result: Result) -> str:
     errors = sum(finding.severity is Severity.ERROR for finding in result.findings)
     if not result.is_complete:
         return f"The run stopped after {result.time}: {result.findings[0].kind if result.findings else 'unfinished'}."
-    wrong = f" {errors} finding{'s' if errors > 1 else ''} say that it is not right yet." if errors else ""
+    wrong = f" {errors} finding{'s say' if errors > 1 else ' says'} that it is not right yet." if errors else ""
     if result.lower_bound is None or result.ratio is None:
         return f"It takes {result.time}; no lower bound of it is known.{wrong}"
     return f"It takes {result.time}, {result.ratio:.2f} times its lower bound of {result.lower_bound}.{wrong}"

@@ -23,7 +23,7 @@ _STYLES = {"ok": "green", "missing": "yellow"}
 _MOST_RESIDUALS = 12
 
 
-@takes(*PLACE)
+@takes(*PLACE, "schedule", "faults", "replay")
 def crosscheck_(
     file: File,
     texts: Texts,
@@ -36,6 +36,8 @@ def crosscheck_(
     trace: Annotated[str | None, typer.Option(help="Write both timelines (.json or .json.gz).")] = None,
 ) -> None:
     """Run a kernel on several backends and compare: data, verdicts, VMEM, times.
+
+    Schedule, faults and token are the simulator's.
 
     Exit status: 0 all that are here agree; 1 one differs, fails or refuses; 2 bad arguments; 3 none is here.
     """

@@ -38,8 +38,8 @@ def explain_(
     console.print(styled(outcome.result.summary[0], "bold"))
     for sentence in said.sentences:
         console.print(styled(sentence))
-    if outcome.findings:
-        console.print(styled(f"tpusim run shows its {len(outcome.findings)} findings.", "yellow"))
+    if count := len(outcome.findings):
+        console.print(styled(f"tpusim run shows its {f'{count} findings' if count > 1 else 'finding'}.", "yellow"))
     if json_file is not None:
         write_json(outcome.as_dict() | said.as_dict(), json_file)
     raise typer.Exit(outcome.status)

@@ -15,7 +15,7 @@ from tpusim.job import Status, run_job
 from tpusim.judges.lint import RULES
 
 
-@takes(*PLACE)
+@takes(*PLACE, "schedule", "faults", "replay")
 def lint(
     file: File,
     texts: Texts,
