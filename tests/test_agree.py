@@ -20,7 +20,7 @@ COMPUTES = {"all_gather_matmul", "matmul_pipeline", "matmul_reduce_scatter", "ri
 def operations(result: Result) -> dict[int, list[list[Any]]]:
     """For each device its copies, its waits and its signals, each in program order."""
     found: dict[int, list[list[Any]]] = {}
-    for copy in sorted(result.trace.copies, key=lambda c: c.key):
+    for copy in sorted(result.trace.copies, key=lambda c: c.order):
         rows = found.setdefault(copy.core.device, [[], [], []])
         send = None if copy.src_sem is None else str(copy.src_sem)
         place = (str(copy.src_region), str(copy.dst_region), copy.dst.device)
