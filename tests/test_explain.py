@@ -62,6 +62,37 @@ def test_a_better_machine_saves_at_least_nothing_and_at_most_everything(name, de
     assert all(-0.05 <= run.saved < 1 for run in runs)
 
 
+@pytest.mark.parametrize("set_", [{}, {"ici.hop_latency": 3e-7}])
+def test_what_a_saving_could_be_holds_what_it_is_at_the_ends_of_a_number(set_):
+    """Against whole runs with the number at either end; a number that the user gives has none."""
+    shape = (64, 256)
+    result = simulated("ring_all_gather", 16, "v5e:4x4", shape, set=set_)
+    what = saved(result)["no hop latency"]
+    low, high = what.could_save
+    assert low < what.saved < high
+    hops = result.place.chip.ici.hop_latency
+    for end in hops.interval:
+        at_end = simulated("ring_all_gather", 16, "v5e:4x4", shape, set={"ici.hop_latency": end})
+        assert low - 1e-9 <= 1 - what.time / at_end.time <= high + 1e-9
+    assert what.is_decided == bool(set_)  # the shipped number may be next to nothing
+
+
+def test_a_saving_below_what_can_be_told_is_undecided():
+    """Signals take 0.2 of 16 us, and 0.3 us is what a run is off by whatever its numbers."""
+    result = simulated("ring_all_gather", 16, "v5e:4x4")
+    said = explain(result)
+    (undecided,) = (sentence for sentence in said.sentences if sentence.startswith("Undecided"))
+    signals = next(what for what in said.what_ifs if "signals" in what.change)
+    assert not signals.is_decided
+    assert f"{signals.change} {signals.saving}" in undecided
+    (certain,) = (sentence for sentence in said.sentences if sentence.startswith("What holds it back most"))
+    first = next(what for what in said.what_ifs if what.is_decided)
+    assert f"with {first.change} it would take {first.time}, {first.saving} less." in certain
+    for what in said.what_ifs:
+        assert what.is_decided == (what.could_save[0] > 0 or what.could_save[1] < 0)
+    assert said.as_dict()["what_ifs"][0]["could_save"] == said.what_ifs[0].could_save
+
+
 def test_how_full_a_link_is():
     """One copy of the link's bandwidth times its transfer time."""
     result = simulated("right_permute", 4, "v5e:2x2", (2048, 1024))

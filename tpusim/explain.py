@@ -3,15 +3,29 @@
 How full a link is and where the time went are read from the events.  Every other number comes from a run of
 the same program on a machine that is different in one thing: the recorded operations are executed again, with
 contention solved anew (:mod:`tpusim.retime`).  No rule of thumb has a number here.
+
+The numbers of a chip are known only so well, and a saving inherits that: the run and its what-if are both timed with
+each number at the ends of its interval, and what no number accounts for is added (:mod:`tpusim.intervals`).  A
+saving that may be none at all within that is said to be undecided.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import hypot
 from typing import TYPE_CHECKING, Any
 
 from tpusim.findings import Severity
+from tpusim.intervals import (
+    COMPUTE,
+    FLOOR_PS,
+    MOST_AT_ALL,
+    chips_at_ends,
+    compute_scales,
+    effort_of,
+    used_numbers,
+)
 from tpusim.retime import Recording
 from tpusim.topology import link, link_index
 from tpusim.trace.critical import critical_path
@@ -23,6 +37,7 @@ from tpusim.trace.steps import Steps
 from tpusim.units import Duration
 
 if TYPE_CHECKING:
+    from tpusim.chips import ChipSpec
     from tpusim.machine.flows import Resource
     from tpusim.machine.machine import Machine
     from tpusim.result import Result
@@ -31,6 +46,8 @@ if TYPE_CHECKING:
 _ENDLESS = 1e17
 _FULL = 0.98
 _WORTH_SAYING = 0.01
+_MOST_SINGLY = 2_500
+"""Operations and solves of a run whose savings are looked at for each number of the chip by itself."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +58,24 @@ class WhatIf:
     time: Duration
     saved: float
     """Share of the run's time that it would save; negative where it would take longer."""
+    could_save: tuple[float, float] | None = None
+    """The interval of ``saved``: both runs with the chip's numbers at the ends of theirs; ``None`` where not known."""
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether it saves something, or costs something, wherever the numbers lie."""
+        return self.could_save is not None and (self.could_save[0] > 0 or self.could_save[1] < 0)
+
+    @property
+    def saving(self) -> str:
+        """``49% (47 to 51%)``."""
+        if self.could_save is None:
+            return f"{self.saved:.0%}"
+        low, high = (round(100 * end) for end in self.could_save)
+        return f"{self.saved:.0%} ({low} to {high}%)"
 
     def __str__(self) -> str:
-        return f"{self.change}: {self.time}, {self.saved:.0%} less"
+        return f"{self.change}: {self.time}, {self.saving} less"
 
 
 @dataclass(frozen=True)
@@ -55,12 +87,18 @@ class Explanation:
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready fields."""
-        runs = [{"change": run.change, "time_us": run.time.us, "saved": run.saved} for run in self.what_ifs]
+        runs = [
+            {
+                "change": run.change, "time_us": run.time.us, "saved": run.saved, "could_save": run.could_save,
+                "is_decided": run.is_decided,
+            }
+            for run in self.what_ifs
+        ]  # fmt: skip
         return {"sentences": list(self.sentences), "what_ifs": runs}
 
 
 def explain(result: Result) -> Explanation:
-    """Explain a run; each what-if takes about as long as the run took without its arrays."""
+    """Explain a run; each what-if takes a few times as long as the run took without its arrays."""
     steps = Steps(result)
     use = Use(result)
     runs = what_ifs(result)
@@ -77,11 +115,15 @@ def what_ifs(result: Result) -> list[WhatIf]:
         return []
     recording = Recording(result.trace, result.cores, result.place)
     chip = result.place.chip
+    doubt = _Doubt(result, recording)
     found: list[WhatIf] = []
 
     def run(change: str, values: Mapping[str, float] | None = None, **how: Any) -> None:
-        time = Duration(recording.time_ps(chip.with_values(values) if values else chip, **how))
-        found.append(WhatIf(change, time, 1 - time / result.time))
+        def changed(chip: ChipSpec, compute: float) -> int:
+            return recording.time_ps(chip.with_values(values) if values else chip, **{"compute": compute, **how})
+
+        time = Duration(changed(chip, 1.0))
+        found.append(WhatIf(change, time, 1 - time / result.time, doubt.of(changed)))
 
     kinds = sorted({copy.route.kind for copy in result.trace.copies})
     if result.links:
@@ -103,6 +145,37 @@ def what_ifs(result: Result) -> list[WhatIf]:
     if result.trace.computes:
         run("compute for nothing", compute=0.0)
     return sorted(found, key=lambda what: -what.saved)
+
+
+class _Doubt:
+    """How far a saving can be trusted: the run and its what-if with the numbers of the chip at the same ends."""
+
+    def __init__(self, result: Result, recording: Recording) -> None:
+        self.chip, self.time = result.place.chip, int(result.time)
+        effort = effort_of(result.trace, result.cores)
+        self.is_known = effort <= MOST_AT_ALL
+        if not self.is_known:
+            return
+        used = used_numbers(result.trace, result.place)
+        ends = chips_at_ends(self.chip, used, singly=effort <= _MOST_SINGLY)
+        machines = {name: [(chip, 1.0) for chip in chips] for name, chips in ends.items()}
+        scales = compute_scales(result.trace, result.cores)
+        if scales is not None:
+            machines[COMPUTE] = [(self.chip, scale) for scale in scales]
+        self.ends = [[(m, recording.time_ps(m[0], compute=m[1])) for m in each] for each in machines.values()]
+
+    def of(self, changed: Callable[[ChipSpec, float], int]) -> tuple[float, float] | None:
+        """The ends of what is saved where the run takes ``changed`` instead; ``None`` where that takes too long."""
+        if not self.is_known:
+            return None
+        saved = 1 - changed(self.chip, 1.0) / self.time
+        floor = FLOOR_PS / self.time
+        less, more = [floor], [floor]
+        for machines in self.ends:
+            at_ends = [1 - changed(*machine) / max(time, 1) for machine, time in machines]
+            less.append(max(0.0, saved - min(at_ends, default=saved)))
+            more.append(max(0.0, max(at_ends, default=saved) - saved))
+        return saved - hypot(*less), min(1.0, saved + hypot(*more))
 
 
 def _fullness(named: tuple[str, Resource]) -> tuple[float, str]:
@@ -168,7 +241,11 @@ def _busiest(result: Result, runs: list[WhatIf]) -> list[str]:
             said.append(f"{name[0].upper()}{name[1:]} is never full; {mean:.0%} of what it could carry is used.")
     both = next((run for run in runs if run.change.startswith("both directions")), None)
     if both is not None:
-        saving = f"both would save {both.saved:.0%}" if both.saved >= _WORTH_SAYING else "both would save nothing"
+        saving = "both would save nothing"
+        if both.saved >= _WORTH_SAYING:
+            saving = f"both would save {both.saved:.0%}"
+            if both.could_save is not None and not both.is_decided:
+                saving = f"whether both would save anything is undecided: {both.saving}"
         said.append(f"One direction of the links is used; {saving}.")
     return said
 
@@ -189,17 +266,26 @@ def _path(steps: Steps) -> list[str]:
 
 
 def _help(result: Result, runs: list[WhatIf]) -> list[str]:
-    useful = [run for run in runs if run.saved >= _WORTH_SAYING]
     if not runs:
         return []
-    if not useful:
-        return ["No single change of the machine would save 1 %."]
-    first, *others = useful
-    said = [f"What holds it back most: with {first.change} it would take {first.time}, {first.saved:.0%} less."]
-    if others:
-        rest = "; ".join(f"{run.change} {run.saved:.0%}" for run in others)
-        said.append(f"By themselves these would save: {rest}.")
+    large = [run for run in runs if run.saved >= _WORTH_SAYING]
+    undecided = [run for run in large if run.could_save is not None and not run.is_decided]
+    useful = [run for run in large if run not in undecided]
+    said = []
+    if useful:
+        first, *others = useful
+        said.append(f"What holds it back most: with {first.change} it would take {first.time}, {first.saving} less.")
+        if others:
+            rest = "; ".join(f"{run.change} {run.saving}" for run in others)
+            said.append(f"By themselves these would save: {rest}.")
+    else:
+        said.append(f"No single change of the machine would {'certainly ' if undecided else ''}save 1 %.")
+    if undecided:
+        rest = "; ".join(f"{run.change} {run.saving}" for run in undecided)
+        said.append(f"Undecided, less than the numbers of the chip can tell: {rest}.")
     idle = [run.change for run in runs if abs(run.saved) < _WORTH_SAYING and not run.change.startswith("both")]
     if idle:
         said.append(f"No use: {'; '.join(idle)}.")
+    if any(run.could_save is None for run in runs):
+        said.append("How sure these savings are would take too long to say: the run has too many operations.")
     return said

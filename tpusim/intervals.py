@@ -88,8 +88,7 @@ class Interval:
 
 def interval_of(log: EventLog, cores: tuple[Core, ...], place: Place, time: Duration) -> Interval | None:
     """The interval of a complete run; ``None`` where timing it again takes more than :data:`MOST_AT_ALL` operations."""
-    operations = len(log.copies) + len(log.waits) + len(log.signals) + len(log.computes)
-    effort = operations + _SOLVE * cores[0].machine.fabric.solves if cores else operations
+    effort = effort_of(log, cores)
     if effort > MOST_AT_ALL:
         return None
     recording = Recording(log, cores, place)
@@ -100,6 +99,12 @@ def interval_of(log: EventLog, cores: tuple[Core, ...], place: Place, time: Dura
     ends = [recording.time_ps(place.chip, compute=scale) for scale in scales] if scales is not None else []
     singly = effort <= MOST_SINGLY
     return spread(recording.time_ps, place.chip, used, floor, singly=singly, compute_ends=ends)
+
+
+def effort_of(log: EventLog, cores: tuple[Core, ...]) -> int:
+    """What it takes to time a run again: operations, and solves, each counted as some."""
+    operations = len(log.copies) + len(log.waits) + len(log.signals) + len(log.computes)
+    return operations + _SOLVE * cores[0].machine.fabric.solves if cores else operations
 
 
 def compute_scales(log: EventLog, cores: tuple[Core, ...]) -> tuple[float, float] | None:
@@ -128,12 +133,9 @@ def spread(
     what it takes with the least and the most compute, where that is an estimate.
     """
     time = time_ps(chip)
-    moved = {path: quantity for path, quantity in used.items() if quantity.low is not None or quantity.high is not None}
-    if singly:
-        ends = {p: [time_ps(chip.with_values({p: end})) for end in set(q.interval)] for p, q in moved.items()}
-    else:
-        all_ends = ({p: q.interval[is_slow != _is_speed(q)] for p, q in moved.items()} for is_slow in (False, True))
-        ends = {"": [time_ps(chip.with_values(values)) for values in all_ends]}
+    ends: dict[str, list[float]] = {
+        path: [time_ps(other) for other in chips] for path, chips in chips_at_ends(chip, used, singly=singly).items()
+    }
     if compute_ends:
         ends[COMPUTE] = list(compute_ends)
     effects = []
@@ -145,6 +147,18 @@ def spread(
     low = round(time) - _quadrature(*(effect.shorter_ps for effect in effects), *floor)
     high = round(time) + _quadrature(*(effect.longer_ps for effect in effects), *floor)
     return Interval(Duration(max(0, low)), Duration(high), tuple(effects) if singly else (), basis_of(used.values()))
+
+
+def chips_at_ends(chip: ChipSpec, used: Mapping[str, Quantity], *, singly: bool) -> dict[str, list[ChipSpec]]:
+    """The chip with each number that is not known exactly at the ends of its interval, by name of the number.
+
+    Not ``singly``: all numbers together, at their quicker and at their slower end; the name is empty.
+    """
+    moved = {path: quantity for path, quantity in used.items() if quantity.low is not None or quantity.high is not None}
+    if singly:
+        return {p: [chip.with_values({p: end}) for end in sorted(set(q.interval))] for p, q in moved.items()}
+    ends = ({p: q.interval[is_slow != _is_speed(q)] for p, q in moved.items()} for is_slow in (False, True))
+    return {"": [chip.with_values(values) for values in ends]}
 
 
 def _is_speed(quantity: Quantity) -> bool:

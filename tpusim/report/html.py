@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from tpusim.result import Result
 
 
-TIMED_AGAIN, PATIENCE_S = 25, 30.0
-"""How often an interval times a run again, and how many seconds a page may take for it."""
+TIMED_AGAIN, PATIENCE_S = 50, 30.0
+"""How often an interval and the advice time a run again, and how many seconds a page may take for it."""
 
 
 class Markup(str):

@@ -184,7 +184,10 @@ _ABOUT_PATH = (
     "The chain of operations that the run's time consists of. Slack: how much sooner a link could have ended before "
     "another chain had taken over."
 )
-_ABOUT_ADVICE = "Each number comes from a run of the same operations on a machine that is different in one thing."
+_ABOUT_ADVICE = (
+    "Each number comes from a run of the same operations on a machine that is different in one thing. Pale: undecided, "
+    "it may save nothing as far as the numbers of the chip are known."
+)
 _ABOUT_LINKS = "Mean use of each directed link, and of the busiest ones over time."
 _ABOUT_BASIS = "Each number of the chip that is not known exactly, and what its ends would do to the time."
 _ABOUT_MEMORY = "The high-water mark of device 0 by buffer, with tile padding."

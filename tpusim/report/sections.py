@@ -16,7 +16,7 @@ from tpusim.trace.names import Names
 from tpusim.units import PS_PER_US, Duration, format_bytes
 
 if TYPE_CHECKING:
-    from tpusim.explain import Explanation
+    from tpusim.explain import Explanation, WhatIf
     from tpusim.result import Result
     from tpusim.trace.critical import ChainLink
     from tpusim.trace.shares import Shares
@@ -47,14 +47,23 @@ def advice(said: Explanation) -> Markup:
     rows = [
         (
             run.change,
-            element("div", bar([(max(run.saved, 0.0), "#2f6fde", str(run))]), class_="saving"),
+            element("div", bar([(max(run.saved, 0.0), _decided_colour(run), str(run))]), class_="saving"),
             f"{run.saved:.1%}",
+            _could_save(run),
             f"{run.time.us:.3f}",
         )
         for run in said.what_ifs
     ]
-    found = table(("if there were", "", "saved", "us"), rows, frozenset({2, 3})) if rows else ""
+    found = table(("if there were", "", "saved", "could be", "us"), rows, frozenset({2, 3, 4})) if rows else ""
     return join([element("ul", *(element("li", sentence) for sentence in said.sentences)), found])
+
+
+def _decided_colour(run: WhatIf) -> str:
+    return "#2f6fde" if run.is_decided or run.could_save is None else "#b9c2cf"
+
+
+def _could_save(run: WhatIf) -> str:
+    return "–" if run.could_save is None else f"{100 * run.could_save[0]:.0f} to {100 * run.could_save[1]:.0f}%"
 
 
 def basis(result: Result) -> Markup:
