@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tpusim.errors import FindingError
@@ -13,29 +13,25 @@ from tpusim.machine.machine import Machine
 IMPLICIT = "implicit"
 """The id of the compiler's own barrier."""
 
-Suspend = Callable[[], object]
 
-
-def entry_barrier(
-    core: Core, suspend: Suspend, site: Any, members: Sequence[int] | None = None, name: str = IMPLICIT
-) -> None:
+def entry_barrier(core: Core, site: Any, members: Sequence[int] | None = None, name: str = IMPLICIT) -> Iterator[None]:
     """The compiler's implicit barrier: all signal device 0, which waits for them and signals each.
 
-    ``members``: who takes part, if that is not every device of the machine.  Its semaphores, like every barrier
-    semaphore, outlive the call.
+    Yields where the core must be suspended.  ``members``: who takes part, if that is not every device of the machine.
+    Its semaphores, like every barrier semaphore, outlive the call.
     """
     machine = core.machine
     first, *others = range(len(machine.cores)) if members is None else members
     own = machine.barrier_semaphore(name, core.device)
     if core.device == first:
         if others and not core.wait(own, len(others), site):
-            suspend()
+            yield
         for peer in others:
             core.signal(machine.barrier_semaphore(name, peer), 1, site)
     else:
         core.signal(machine.barrier_semaphore(name, first), 1, site)
         if not core.wait(own, 1, site):
-            suspend()
+            yield
 
 
 def placed(

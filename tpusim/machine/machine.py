@@ -6,6 +6,7 @@ import gc
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import product
 from math import prod
 from typing import Any
@@ -51,6 +52,8 @@ class Machine(Reporting):
     """Whether copies tell buffers what they write (``Buffer.written``)."""
     core_type: type[Core] = Core
     call_type: type[Call] = Call
+    suspends_inside = False
+    """Whether an operation may suspend its core itself, so that what executes it needs a greenlet."""
     schedule_title = "default schedule"
     token: str | None = None
     """What replays the run; ``None`` for the default schedule."""
@@ -212,6 +215,13 @@ class Machine(Reporting):
         core.now = max(core.now, at_ps)
         core.callbacks = JOINED_CALLBACKS
         self.env.schedule(core, CORE + core.order, core.now - self.env.now)
+
+    def execute(self, core: Core, steps: Iterator[None], at_ps: int = 0) -> None:
+        """Have a core's program begin at a time; ``steps`` yields where the core must be suspended."""
+        self.launch(core, partial(next, steps, None), at_ps)
+
+    def end(self) -> None:
+        """Give up the programs that have not come to their end."""
 
     def exit(self, core: Core) -> None:
         """End of a core's call: at its local time its buffers and semaphores cease to be."""

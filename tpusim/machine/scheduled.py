@@ -7,7 +7,8 @@ happen.  No race-free program can tell; and the data a racy one gets are those o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextvars
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Any
 
@@ -195,6 +196,7 @@ class ScheduledMachine(Machine):
     core_type = ScheduledCore
     call_type = ScheduledCall
     follows_writes = False
+    suspends_inside = True
 
     def __init__(
         self,
@@ -219,6 +221,7 @@ class ScheduledMachine(Machine):
         """A heap of rank, arrival and what happens."""
         self._arrivals = 0
         self._hub = greenlet.getcurrent()
+        self._threads: list[greenlet.greenlet] = []
         self._launched: set[int] = set()
         pace = schedule.pace
         super().__init__(
@@ -297,6 +300,25 @@ class ScheduledMachine(Machine):
                 return
             at_ps += self.faults.lateness_ps(core.device)
         super().launch(core, resume, at_ps)
+
+    def execute(self, core: Core, steps: Iterator[None], at_ps: int = 0) -> None:
+        """Have a core's program begin in a greenlet of its own, which any operation of it may suspend."""
+
+        def main() -> None:
+            for _ in steps:
+                self.suspend()
+
+        thread = greenlet.greenlet(main, self._hub)
+        thread.gr_context = contextvars.copy_context()
+        self._threads.append(thread)
+        self.launch(core, thread.switch, at_ps)
+
+    def end(self) -> None:
+        """Give up the programs that have not come to their end."""
+        for thread in self._threads:
+            while thread:
+                thread.throw(greenlet.GreenletExit)
+        self._threads.clear()
 
     def exit(self, core: Core) -> None:
         """End of a core's call."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import product
 from types import TracebackType
@@ -269,20 +269,27 @@ class Program:
         grid = self.declared.grid
         control = control_ps(self.machine.timing, len(grid)) if grid else 0
 
-        def step(index: tuple[int, ...]) -> None:
+        def step(index: tuple[int, ...]) -> Iterable[None]:
             executor.grid_index = index
-            self.kernel.fn(*refs)
+            try:
+                self.kernel.fn(*refs)
+            except StopIteration as error:  # no generator lets it through
+                raise _StoppedError(error) from None
             executor.end_piece()
+            return ()  # it suspends the greenlet itself
 
         def run() -> None:
             try:
                 activate(executor)  # in the greenlet's own context, which ends with it
                 self.call.enter(core.device)
-                suspend = executor.suspend
                 if self.needs_entry_barrier:
-                    entry_barrier(core, suspend, self.pipeline.site)
-                self.pipeline.run(core, suspend, executor, grid, step, control)
+                    for _ in entry_barrier(core, self.pipeline.site):
+                        executor.suspend()
+                for _ in self.pipeline.run(core, executor, grid, step, control):
+                    executor.suspend()
                 self.machine.exit(core)
+            except _StoppedError as error:
+                raise error.args[0] from None
             except FindingError as error:
                 where = user_line(error.__traceback__) or _definition(self.kernel.fn)
                 raise placed(error, self.machine, core, where, executor.grid_index) from None
@@ -370,6 +377,10 @@ def _in_turn(bodies: Sequence[Callable[[], None]]) -> Callable[[], None]:
             body()
 
     return run if len(bodies) > 1 else bodies[0]
+
+
+class _StoppedError(Exception):
+    """The kernel raised ``StopIteration``."""
 
 
 def _end() -> NoReturn:

@@ -14,7 +14,6 @@ import numpy as np
 from tpusim.errors import InternalError
 from tpusim.findings import Where
 from tpusim.judges.deadlock import device_ranges
-from tpusim.launch import Suspend
 from tpusim.machine.core import Core
 from tpusim.machine.machine import Machine
 from tpusim.pallas import internals
@@ -69,7 +68,7 @@ class Rendezvous:
         self.then: Callable[[int], object] | None = None
         """Called when a group has met, with the time (ps)."""
 
-    def join(self, core: Core, suspend: Suspend, operands: Sequence[Any]) -> list[Any]:
+    def join(self, core: Core, suspend: Callable[[], object], operands: Sequence[Any]) -> list[Any]:
         """Bring this device's operands, wait for its group, and get its results."""
         group, rank, size = self.place(core.device)
         here = self.arrived.setdefault(group, {})

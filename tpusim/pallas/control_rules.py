@@ -262,6 +262,7 @@ def _delay(lowering: Lowering, block: Block, eqn: Any) -> None:
 def _debug_print(lowering: Lowering, block: Block, eqn: Any) -> None:
     lowering.flush(block)
     values = ", ".join(lowering.read(v).code for v in eqn.invars)
+    lowering.emit("if not core.join(): yield")
     lowering.emit(f"rt.debug_print({str(eqn.params['fmt'])!r}, [{values}])")
 
 

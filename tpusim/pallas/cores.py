@@ -9,16 +9,14 @@ one before it is there, or after it is gone.
 
 from __future__ import annotations
 
-import contextvars
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-import greenlet
 import numpy as np
 
 from tpusim.errors import FindingError, InternalError, NotModelledError, OptionError
-from tpusim.launch import Suspend, entry_barrier, placed
+from tpusim.launch import entry_barrier, placed
 from tpusim.machine.core import Core
 from tpusim.machine.machine import Machine
 from tpusim.machine.timing import Timing
@@ -114,20 +112,22 @@ def _vectors(eqn: Any, lanes: int) -> int:
     return max(1, -int(-max(sizes, default=1) // lanes))
 
 
-def run_on_cores(instance: KernelInstance, first: Core, suspend: Suspend) -> None:
-    """Run a kernel on all its cores of the device whose first core this is; returns when all are done."""
-    _Team(instance, first, suspend).run()
+def run_on_cores(instance: KernelInstance, first: Core) -> Iterator[None]:
+    """Run a kernel on all its cores of the device whose first core this is; over when all are done.
+
+    Yields where the first core must be suspended.
+    """
+    return _Team(instance, first).run()
 
 
 class _Team:
     """The cores of one device in one call."""
 
-    def __init__(self, instance: KernelInstance, first: Core, suspend: Suspend) -> None:
+    def __init__(self, instance: KernelInstance, first: Core) -> None:
         machine = instance.machine
         stride = machine.group // prod(instance.kernel.contents.cores.values())
         self.instance = instance
         self.first = first
-        self.suspend = suspend
         self.members = range(first.device, first.device + machine.group, stride)
         self.beginners = range(0, len(machine.cores), stride) if instance.needs_entry_barrier else self.members
         """Who begins together: where a kernel reaches other devices, the cores of all."""
@@ -135,32 +135,29 @@ class _Team:
         self.waits = False
         """Whether the first core waits for the others' end."""
 
-    def run(self) -> None:
+    def run(self) -> Iterator[None]:
         """The first core's part, which starts the others."""
-        machine, hub = self.instance.machine, greenlet.getcurrent().parent
+        machine = self.instance.machine
         for device in self.members[1:]:
             core = machine.cores[device]
+            machine.execute(core, self._other(core), self.first.now)
+        yield from self._part(self.first)
 
-            def main(core: Core = core) -> None:
-                self._part(core)
-                self._leave(core)
+    def _other(self, core: Core) -> Iterator[None]:
+        yield from self._part(core)
+        self._leave(core)
 
-            thread = greenlet.greenlet(main, hub)
-            thread.gr_context = contextvars.copy_context()
-            machine.launch(core, thread.switch, self.first.now)
-        self._part(self.first)
-
-    def _part(self, core: Core) -> None:
+    def _part(self, core: Core) -> Iterator[None]:
         instance, kernel, machine = self.instance, self.instance.kernel, self.instance.machine
-        frame = instance.frame(core, self.suspend)
+        frame = instance.frame(core)
         try:
             self._enter(core)
-            entry_barrier(core, self.suspend, kernel.where, self.beginners, BARRIER)
-            instance.program(frame)
-            entry_barrier(core, self.suspend, kernel.where, self.members, BARRIER)
+            yield from entry_barrier(core, kernel.where, self.beginners, BARRIER)
+            yield from instance.program(frame)
+            yield from entry_barrier(core, kernel.where, self.members, BARRIER)
             if core is self.first and self.running:
                 self.waits = True
-                self.suspend()
+                yield
             machine.exit(core)
         except FindingError as error:
             raise placed(error, machine, core, kernel.where_in_source(error.__traceback__)) from None

@@ -1,10 +1,15 @@
-"""The devices of a captured program: each in a greenlet of its own, doing what the program gives it one by one."""
+"""The devices of a captured program: each in a greenlet of its own, doing what the program gives it one by one.
+
+The control flow around kernels recurses, so it needs a stack that can be left anywhere.  A kernel needs none: it is a
+generator, which the event loop goes on with at the price of a call, and the greenlet waits for its end.  Only where
+operations suspend a core themselves does all of it stay in the greenlet.
+"""
 
 from __future__ import annotations
 
 import contextvars
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import greenlet
@@ -87,7 +92,8 @@ class Device(Evaluator):
                     self.participants,
                     run.session.options.compute == "exact",
                 )
-            results = instance.run(self.core, self.suspend, [key_words(value) for value in operands], into)
+            results, steps = instance.begin(self.core, [key_words(value) for value in operands], into)
+            self._execute(steps)
             run.authors.keep(instance, results)
             if instance.is_over:
                 del run.instances[key]
@@ -96,6 +102,23 @@ class Device(Evaluator):
         if meeting is None:
             meeting = run.meetings[key] = Collective(eqn, run.machine)
         return self.meet(meeting, key, operands)
+
+    def _execute(self, steps: Iterator[None]) -> None:
+        """A kernel, to its end."""
+        switch = self._thread.switch
+
+        def go_on() -> None:
+            for _ in steps:
+                return
+            switch()
+
+        try:
+            for _ in steps:
+                if not self.run_.machine.suspends_inside:
+                    self.core.resume = go_on
+                self.suspend()
+        finally:
+            self.core.resume = switch
 
     def meet(self, meeting: Rendezvous, key: Any, operands: Sequence[Any]) -> list[Any]:
         """Meet the group; a meeting that all groups had is forgotten."""

@@ -43,7 +43,6 @@ class Frame(SubcoreOperations):
         "own_random",
         "scopes",
         "stride",
-        "suspend",
     )
 
     def __init__(
@@ -53,7 +52,6 @@ class Frame(SubcoreOperations):
         scopes: Sequence[Scope],
         axis_sizes: dict[str, int],
         collective_id: Any,
-        suspend: Callable[[], object],
         log: Callable[[Core, str], None],
         stride: int = 1,
     ) -> None:
@@ -65,7 +63,6 @@ class Frame(SubcoreOperations):
         self.axis_sizes = axis_sizes
         self.coords = core.machine.coordinates(core.device)[: len(axis_sizes)]
         self.collective_id = collective_id
-        self.suspend = suspend
         self.log = log
         self.own_random: Any = None
         self.grid: tuple[int, ...] = ()
@@ -312,9 +309,7 @@ class Frame(SubcoreOperations):
         core.compute(core.machine.timing.cycle_ps, "loop", None)
 
     def debug_print(self, fmt: str, values: list[Any]) -> None:
-        """Print with device and time."""
-        if not self.core.join():
-            self.suspend()
+        """Print with device and time; ``join`` first."""
         plain = [value.item() if hasattr(value, "item") and np.ndim(value) == 0 else value for value in values]
         text = fmt.format(*plain) if "{" in fmt else " ".join([fmt, *map(str, plain)])
         self.log(self.core, text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import prod
 from types import TracebackType
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 from tpusim.declare import unused_collective_id
 from tpusim.errors import FindingError
 from tpusim.findings import Kind, Where
-from tpusim.launch import Suspend, entry_barrier, placed
+from tpusim.launch import entry_barrier, placed
 from tpusim.machine.calls import Scope
 from tpusim.machine.core import Core
 from tpusim.machine.machine import Machine
@@ -85,7 +85,7 @@ class CapturedKernel:
         share: int,
         is_exact: bool,
         ranges: dict[int, tuple[int, int]],
-    ) -> Any:
+    ) -> Callable[[Frame], Iterable[None]]:
         """What runs on each device, for these buffers and semaphores; the last one again where they are the same."""
         lowered = self.lowered
         wholes = [item.whole if isinstance(item, BufferSpec) else None for item in items]
@@ -98,7 +98,7 @@ class CapturedKernel:
                 prices = _prices(lowered.works, timing, share, is_exact, ranges)
             found = self.bind(positions, wholes, self.segments(), lowered.sites, lowered.consts, prices)
             self._bound = wholes, positions, found
-        return found
+        return found  # type: ignore[no-any-return]  # made by our own source
 
     def where_in_source(self, traceback: TracebackType | None) -> Where | None:
         """The user's line behind the innermost generated line of a traceback."""
@@ -212,51 +212,54 @@ class KernelInstance:
         self.stride = machine.group // prod(contents.cores.values())
         self.scoped = {item for scope in self.scopes for item in scope.items}
 
-    def run(self, core: Core, suspend: Suspend, values: Sequence[Any], into: Sequence[Any] = ()) -> list[Any]:
-        """The kernel on one device: operand arrays in, result arrays out (``None`` without data).
+    def begin(self, core: Core, values: Sequence[Any], into: Sequence[Any] = ()) -> tuple[list[Any], Iterator[None]]:
+        """The kernel on one device: operand arrays in, result arrays out (``None`` without data), and its execution.
 
-        ``into``: arrays in which results shall be, ``None`` for those that may be anywhere.
+        That fills the arrays; it yields where the core must be suspended.  ``into``: arrays in which results shall be,
+        ``None`` for those that may be anywhere.
         """
+        bounds = iter(values)
+        grid = tuple(int(next(bounds)) if bound is None else bound for bound in self.kernel.contents.grid)
+        outputs = self._admit(core.device, list(bounds), into)
+        return outputs, self._on_cores(core) if self.kernel.contents.cores else self._run(core, grid)
+
+    def _on_cores(self, core: Core) -> Iterator[None]:
+        yield from run_on_cores(self, core)
+        self._over()
+
+    def _run(self, core: Core, grid: tuple[int, ...]) -> Iterator[None]:
         kernel, call, machine = self.kernel, self.call, self.machine
         contents, program = kernel.contents, self.program
-        bounds = iter(values)
-        grid = tuple(int(next(bounds)) if bound is None else bound for bound in contents.grid)
-        outputs = self._admit(core.device, list(bounds), into)
-        if contents.cores:
-            run_on_cores(self, core, suspend)
-            self._over()
-            return outputs
-        frame = self.frame(core, suspend)
+        frame = self.frame(core)
         seen = [axis for axis in range(len(grid)) if axis not in contents.vmapped]
         frame.grid = tuple(grid[axis] for axis in seen)
 
-        def body(step: tuple[int, ...]) -> None:
+        def body(step: tuple[int, ...]) -> Iterable[None]:
             frame.grid_index = step
-            program(frame)
+            return program(frame)
 
-        def mapped(step: tuple[int, ...]) -> None:
+        def mapped(step: tuple[int, ...]) -> Iterable[None]:
             frame.grid_index = tuple(step[axis] for axis in seen)
-            program(frame)
+            return program(frame)
 
         try:
             call.enter(core.device)
             if self.needs_entry_barrier:
-                entry_barrier(core, suspend, kernel.where)
+                yield from entry_barrier(core, kernel.where)
             run = mapped if contents.vmapped else body
-            self.operands.pipeline.run(core, suspend, frame, grid, run, self.control_ps)
+            yield from self.operands.pipeline.run(core, frame, grid, run, self.control_ps)
             machine.exit(core)
             self._complete(core.device)
             self._over()
         except FindingError as error:
             where = kernel.where_in_source(error.__traceback__)
             raise placed(error, machine, core, where, frame.grid_index) from None
-        return outputs
 
-    def frame(self, core: Core, suspend: Suspend) -> Frame:
+    def frame(self, core: Core) -> Frame:
         """The kernel as one core sees it."""
         kernel = self.kernel
         collective_id = kernel.contents.collective_id
-        return Frame(core, self.call, self.scopes, kernel.all_axes, collective_id, suspend, self.log, self.stride)
+        return Frame(core, self.call, self.scopes, kernel.all_axes, collective_id, self.log, self.stride)
 
     def _over(self) -> None:
         self.left += 1

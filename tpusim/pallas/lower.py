@@ -8,7 +8,9 @@ signal); loads go ahead of it, because nothing in between can change what they s
 and stores between two points where others can see it, or control flow, is one `Work` with one cost.
 
 The generated module has one function ``bind``, called once for each kernel call with the positions of
-its buffers; it returns ``kernel(rt)``, run by every device.
+its buffers; it returns ``kernel(rt)``, run by every device.  That is a generator which yields where its core must be
+suspended, so that the event loop goes on with it at the price of a call; one with no such place is a plain function
+that returns nothing to iterate over.  An index map returns its block.
 """
 
 from __future__ import annotations
@@ -93,8 +95,7 @@ class Lowering(Addressing):
             kind = self.ref_type(var.aval)
             self._argument(var, argument, kind, position)
         results = self.lower_jaxpr(jaxpr)
-        if results:
-            self.emit(f"return ({', '.join(value.code for value in results)},)")
+        self.emit(f"return ({''.join(f'{value.code}, ' for value in results)})")
         for slots in self.aliases.items():
             if not self.out.written.isdisjoint(slots):
                 self.out.written.update(slots)
@@ -149,19 +150,18 @@ class Lowering(Addressing):
         return f"S[{len(self.out.sites) - 1}]"
 
     def _assemble(self) -> str:
-        body = self.lines or ["        pass"]
         head = ["def bind(P, W, SEG, S, K, C):"]
         head += [f"    p{i} = P[{i}]; w{i} = W[{i}]" for i in range(self.slots)]
         head += ["    " + line for line in self.setup]
         head += [
             f"    def kernel({', '.join(['rt', *self.integers])}):",
-            "        core = rt.core; buf = core.buffers; sem = core.semaphores; suspend = rt.suspend",
+            "        core = rt.core; buf = core.buffers; sem = core.semaphores",
             "        all_buf = rt.call.buffers; all_sem = rt.call.semaphores",
         ]
         self.out.first_line = len(head) + 1
         self.out.origins = self.origins
         self.out.slots = self.slots
-        return "\n".join([*head, *body, "    return kernel", ""])
+        return "\n".join([*head, *self.lines, "    return kernel", ""])
 
     def _constants(self, jaxpr: Any) -> None:
         if len(jaxpr.constvars):

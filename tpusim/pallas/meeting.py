@@ -8,14 +8,12 @@ devices waiting in collectives, which XLA ends with the whole process.
 
 from __future__ import annotations
 
-import contextvars
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import greenlet
 import numpy as np
 
 from tpusim.errors import OptionError, TpuSimError
@@ -192,34 +190,27 @@ class KernelRun:
 
     def simulate(self, operands: Mapping[int, Operands]) -> Result:
         """Run the devices that came to the end and judge; the others have no part in it."""
-        threads: list[greenlet.greenlet] = []
         try:
             with np.errstate(all="ignore"):
-                return self.session.finish(tuple, run=lambda: self._run(operands, threads))
+                return self.session.finish(tuple, run=lambda: self._run(operands))
         finally:
-            for thread in threads:
-                while thread:
-                    thread.throw(greenlet.GreenletExit)
+            self.session.machine.end()
 
-    def _run(self, operands: Mapping[int, Operands], threads: list[greenlet.greenlet]) -> None:
+    def _run(self, operands: Mapping[int, Operands]) -> None:
         machine = self.session.machine
         instance = KernelInstance(self.kernel, machine, self._log, is_exact=self.session.options.compute == "exact")
-        suspend = greenlet.getcurrent().switch
         firsts = machine.cores[:: machine.group]
         for core in machine.cores:
             core.done = core not in firsts or firsts.index(core) not in operands
         for device, values in sorted(operands.items()):
-            core = firsts[device]
-
-            def main(core: Core = core, values: Operands = values) -> None:
-                self.outputs[core.device // machine.group] = instance.run(core, suspend, values)
-                core.done = True
-
-            thread = greenlet.greenlet(main)
-            thread.gr_context = contextvars.copy_context()
-            threads.append(thread)
-            machine.launch(core, thread.switch)
+            machine.execute(firsts[device], self._device(instance, firsts[device], values))
         machine.run()
+
+    def _device(self, instance: KernelInstance, core: Core, values: Operands) -> Iterator[None]:
+        results, steps = instance.begin(core, values)
+        yield from steps
+        self.outputs[core.device // self.session.machine.group] = results
+        core.done = True
 
     def _log(self, core: Core, text: str) -> None:
         machine = self.session.machine

@@ -107,7 +107,7 @@ def _barrier(lowering: Lowering, block: Block, eqn: Any) -> None:
     if not lowering.is_sparse or len(lowering.cores) < 2:
         raise internals.not_modelled("primitive barrier outside a kernel on vector subcores", eqn)
     lowering.flush(block)
-    lowering.emit(f"rt.subcore_barrier({list(lowering.cores.values())[-1]}, {lowering.site(eqn)})")
+    lowering.emit(f"yield from rt.subcore_barrier({list(lowering.cores.values())[-1]}, {lowering.site(eqn)})")
 
 
 RULES: dict[str, Rule] = {

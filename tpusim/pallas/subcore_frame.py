@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,6 @@ class SubcoreOperations:
     __slots__ = ()
 
     core: Core
-    suspend: Callable[[], object]
 
     def known(self, value: Any, what: Any = "") -> Any:
         """A value that the program needs."""
@@ -63,14 +62,14 @@ class SubcoreOperations:
         whole = self._begin_store(buffer, region, site)
         region.write(buffer.array, whole + picked if adds else picked)  # type: ignore[arg-type]
 
-    def subcore_barrier(self, subcores: int, site: Any) -> None:
-        """All vector subcores of this SparseCore meet."""
+    def subcore_barrier(self, subcores: int, site: Any) -> Iterator[None]:
+        """All vector subcores of this SparseCore meet; yields where the core must be suspended."""
         core = self.core
         machine = core.machine
         of_core = machine.group // machine.cores_of_device[0]
         first = core.device - core.device % of_core
         members = range(first, first + of_core, of_core // subcores)
-        entry_barrier(core, self.suspend, site, members, "subcore_barrier")
+        return entry_barrier(core, site, members, "subcore_barrier")
 
     def _begin_store(self, buffer: Buffer, region: Region, site: Any) -> Any:
         self.core.store(buffer, region, site)

@@ -98,10 +98,10 @@ def _wait(lowering: Lowering, block: Block, eqn: Any, operands: Sequence[Any]) -
     if before is not None and before[:2] == (at, lowering.depth):  # right after another wait: suspend once for both
         lowering.lines.pop()
         lowering.origins.pop()
-        lowering.emit(f"if not core.wait_both({before[2]}, {arguments}): suspend()")
+        lowering.emit(f"if not core.wait_both({before[2]}, {arguments}): yield")
         lowering.last_wait = None
         return
-    lowering.emit(f"if not core.wait({arguments}): suspend()")
+    lowering.emit(f"if not core.wait({arguments}): yield")
     lowering.last_wait = (len(lowering.lines), lowering.depth, arguments)
 
 
@@ -221,7 +221,7 @@ def _semaphore_wait(lowering: Lowering, block: Block, eqn: Any) -> None:
     which = lowering.semaphore(block, internals.TransformedRef(ref, tuple(transforms)), eqn)
     units, site = lowering.integer(block, amount), lowering.site(eqn)
     takes = decrement.code if isinstance(decrement, Value) else str(bool(decrement))
-    lowering.emit(f"if not core.wait({which}, {units}, {site}): suspend()")
+    lowering.emit(f"if not core.wait({which}, {units}, {site}): yield")
     if takes != "True":
         lowering.emit(f"{'' if takes == 'False' else f'if not {takes}: '}core.give_back({which}, {units}, {site})")
 
@@ -231,7 +231,7 @@ def _semaphore_read(lowering: Lowering, block: Block, eqn: Any) -> None:
     ref, transforms = tree_util.tree_unflatten(eqn.params["args_tree"], leaves)
     lowering.flush(block)
     which = lowering.semaphore(block, internals.TransformedRef(ref, tuple(transforms)), eqn)
-    lowering.emit("if not core.join(): suspend()")
+    lowering.emit("if not core.join(): yield")
     lowering.bind_python(eqn.outvars[0], f"core.peek({which}, {lowering.site(eqn)})")
 
 

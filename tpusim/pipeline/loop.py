@@ -1,15 +1,18 @@
-"""The moving side of a pipeline: what one device fetches and writes back from step to step, and the loop itself."""
+"""The moving side of a pipeline: what one device fetches and writes back from step to step, and the loop itself.
+
+The loop is a generator that yields where its core must be suspended, as captured kernels are; a native kernel, which
+suspends its greenlet, gives it nothing to yield.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import product
 from typing import Any
 
 import numpy as np
 
-from tpusim.launch import Suspend
 from tpusim.machine.core import Core
 from tpusim.machine.memory import fresh_array, sentinel
 from tpusim.machine.timing import Timing
@@ -30,14 +33,11 @@ class _End:
     """What one device has of a stream."""
 
     __slots__ = ("array", "buffers", "context", "core", "position", "semaphores", "site", "slot", "steps", "stream",
-                 "suspend", "windows")  # fmt: skip
+                 "windows")  # fmt: skip
 
-    def __init__(
-        self, stream: Stream, core: Core, suspend: Suspend, context: Any, grid: tuple[int, ...], site: Any
-    ) -> None:
+    def __init__(self, stream: Stream, core: Core, context: Any, grid: tuple[int, ...], site: Any) -> None:
         self.stream = stream
         self.core = core
-        self.suspend = suspend
         self.context = context
         self.site = site
         self.windows = stream.windows[core.device]
@@ -82,14 +82,20 @@ class _Reader(_End):
         self.core.start(self.array, place.array, window, place.window, None, self.semaphores[slot], self.site)
         self.coming.append((slot, place))
 
+    def wait(self) -> bool:
+        """Wait for the block of the present step; ``False`` as for `Core.wait`."""
+        fetched = self.coming[0]
+        if fetched is None:
+            return True
+        slot, place = fetched
+        return self.core.wait(self.semaphores[slot], place.window.nbytes, self.site)
+
     def take(self) -> None:
-        """Give the kernel the block of the present step."""
+        """Give the kernel the block of the present step, which is there."""
         fetched = self.coming.popleft()
         if fetched is None:
             return
         slot, place = fetched
-        if not self.core.wait(self.semaphores[slot], place.window.nbytes, self.site):
-            self.suspend()
         window = self.windows[slot]
         if self.stream.is_lent:
             window.array = self.lent.get(place)
@@ -148,16 +154,18 @@ class _Writer(_End):
             window.fresh = True
         self.buffers[self.position] = window
 
-    def give(self) -> None:
+    def give(self) -> bool:
         """After a body: copy the block out if the next step writes another one; have a window free for that.
 
-        The compiler waits for the window at the end of the first step of a block, not when the next one needs it.
+        ``False`` as for `Core.wait`.  The compiler waits for the window at the end of the first step of a block, not
+        when the next one needs it.
         """
         self._copy_out()
         if self.is_first:
             self.is_first = False
             if self.step is not None:
-                self._wait((self.slot + 1) % self.stream.slots)
+                return self.wait((self.slot + 1) % self.stream.slots)
+        return True
 
     def _copy_out(self) -> None:
         stream = self.stream
@@ -177,17 +185,17 @@ class _Writer(_End):
             window.array = np.asarray(window.array).reshape(stream.spec.shape)
         self.core.start(window, place.window, self.array, place.array, None, self.semaphores[slot], self.site)
 
-    def drain(self) -> None:
-        """Wait for all that is under way, the oldest first."""
-        for ahead in range(1, self.stream.slots + 1):
-            self._wait((self.slot + ahead) % self.stream.slots)
+    def oldest_first(self) -> list[int]:
+        """Its windows, in the order in which they were last used."""
+        return [(self.slot + ahead) % self.stream.slots for ahead in range(1, self.stream.slots + 1)]
 
-    def _wait(self, slot: int) -> None:
+    def wait(self, slot: int) -> bool:
+        """Wait for what is under way from a window, if anything; ``False`` as for `Core.wait`."""
         size = self.busy[slot]
-        if size:
-            self.busy[slot] = 0
-            if not self.core.wait(self.semaphores[slot], size, self.site):
-                self.suspend()
+        if not size:
+            return True
+        self.busy[slot] = 0
+        return self.core.wait(self.semaphores[slot], size, self.site)
 
 
 class Pipeline:
@@ -206,22 +214,35 @@ class Pipeline:
     def run(
         self,
         core: Core,
-        suspend: Suspend,
         context: Any,
         grid: tuple[int, ...],
-        body: Callable[[tuple[int, ...]], object],
+        body: Callable[[tuple[int, ...]], Iterable[None]],
         control_ps: int = 0,
-    ) -> None:
-        """Execute all steps of ``grid`` on one device; ``control_ps`` is the scalar work of a step itself."""
+    ) -> Iterable[None]:
+        """Execute all steps of ``grid`` on one device; ``control_ps`` is the scalar work of a step itself.
+
+        Yields where the core must be suspended; what ``body`` returns is iterated over for the same.
+        """
         if not grid and not self.scalars and not self.inputs and not self.outputs:
-            body(())
-            return
+            return body(())
+        return self._steps(core, context, grid, body, control_ps)
+
+    def _steps(
+        self,
+        core: Core,
+        context: Any,
+        grid: tuple[int, ...],
+        body: Callable[[tuple[int, ...]], Iterable[None]],
+        control_ps: int,
+    ) -> Iterator[None]:
         site = self.site
-        common = (core, suspend, context, grid, site)
-        scalars = [_Reader(stream, core, suspend, context, (), site) for stream in self.scalars]
+        common = (core, context, grid, site)
+        scalars = [_Reader(stream, core, context, (), site) for stream in self.scalars]
         for reader in scalars:
             reader.fetch()
         for reader in scalars:
+            if not reader.wait():
+                yield
             reader.take()
         if 0 in grid:
             return
@@ -241,18 +262,23 @@ class Pipeline:
             for reader in fetching:
                 reader.fetch()
             for reader in taking:
+                if not reader.wait():
+                    yield
                 reader.take()
             for writer in giving:
                 writer.take()
-            body(step)
+            yield from body(step)
             if is_first:  # from now on only what moves
                 is_first = False
                 fetching = taking = [reader for reader in readers if not reader.stream.is_fixed]
                 giving = [writer for writer in writers if not writer.stream.is_fixed]
             for writer in giving:
-                writer.give()
+                if not writer.give():
+                    yield
         for writer in writers:
-            if writer.stream.is_fixed:
-                writer.give()
+            if writer.stream.is_fixed and not writer.give():
+                yield
         for writer in writers:
-            writer.drain()
+            for slot in writer.oldest_first():
+                if not writer.wait(slot):
+                    yield
