@@ -359,9 +359,112 @@ def test_subcores_of_a_core_meet(waits: bool) -> None:
     np.testing.assert_array_equal(run(fn, x).reshape(2, 16, 128), np.roll(x.reshape(2, 16, 128), -1, 1))
 
 
-def test_what_has_no_model_says_so() -> None:
-    def body(x_ref: Any, i_ref: Any, o_ref: Any) -> None:
-        o_ref[pl.ds(0, LANES)] = plsc.sort_key_val(x_ref[pl.ds(0, LANES)], i_ref[pl.ds(0, LANES)])[0]
+@pytest.mark.parametrize("name", ["cummax", "cummin"])
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_running_extremes(name: str, is_masked: bool) -> None:
+    """What comes before the first element under the mask stays what it is."""
+    operation = getattr(pytest.importorskip("jax._src.pallas.mosaic.sc_primitives"), name)  # one of them is not public
 
-    with pytest.raises(NotModelledError, match=r"primitive masked_sort.*test_sparsecore\.py"):
-        run(vectors(body), *NUMBERS)
+    def body(x_ref: Any, i_ref: Any, o_ref: Any) -> None:
+        x = x_ref[pl.ds(0, LANES)]
+        o_ref[pl.ds(0, LANES)] = operation(x, mask=x % 3 == 1 if is_masked else None)
+
+    x = NUMBERS[0][:LANES] - 32
+    want, seen = x.copy(), None
+    for at, number in enumerate(x):
+        if not is_masked or number % 3 == 1:
+            seen = number if seen is None else (max if name == "cummax" else min)(seen, number)
+        want[at] = number if seen is None else seen
+    np.testing.assert_array_equal(run(vectors(body), NUMBERS[0] - 32, NUMBERS[1])[:LANES], want)
+
+
+@pytest.mark.parametrize("is_descending", [False, True])
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_keys_sorted_with_their_values(is_descending: bool, is_masked: bool) -> None:
+    def body(x_ref: Any, i_ref: Any, o_ref: Any) -> None:
+        x, values = x_ref[pl.ds(0, LANES)], i_ref[pl.ds(0, LANES)]
+        mask = {"mask": values > 20} if is_masked else {}
+        for place, part in enumerate(plsc.sort_key_val(x, values, descending=is_descending, **mask)):
+            o_ref[pl.ds(place * LANES, LANES)] = part.astype(jnp.int32)
+
+    keys, values = np.random.default_rng(3).permutation(64).astype(np.int32) - 20, NUMBERS[1]
+    got = run(vectors(body), keys, values).reshape(4, LANES)
+    valid = [at for at in range(LANES) if not is_masked or values[at] > 20]
+    order = sorted(valid, key=lambda at: keys[at], reverse=is_descending)
+    np.testing.assert_array_equal(got[:2, : len(order)], [keys[order], values[order]])
+    assert sorted(zip(*got[:2], strict=True)) == sorted(zip(keys[:LANES], values[:LANES], strict=True))
+    if is_masked:
+        np.testing.assert_array_equal(got[2], np.arange(LANES) < len(order))
+
+
+@pytest.mark.parametrize("format", ["INTERLEAVED", "COMPRESSED"])
+@pytest.mark.parametrize("bits", ["int16", "bfloat16"])
+def test_two_vectors_in_one_of_half_the_width(format: str, bits: str) -> None:
+    """The elements as they lie in the packed vector, and what comes out of it again."""
+    wide, how = (jnp.int32 if bits == "int16" else jnp.float32), getattr(plsc.PackFormat, format)
+
+    def body(x_ref: Any, i_ref: Any, o_ref: Any) -> None:
+        a, b = (ref[pl.ds(0, LANES)].astype(wide) for ref in (x_ref, i_ref))
+        packed = plsc.pack(a, b, format=how)
+        assert packed.dtype == jnp.dtype(bits)
+        o_ref[pl.ds(0, 2 * LANES)] = packed.astype(jnp.int32).reshape(2 * LANES)
+        for place, part in enumerate(plsc.unpack(packed, format=how)):
+            o_ref[pl.ds((2 + place) * LANES, LANES)] = part.astype(jnp.int32)
+
+    x, y = NUMBERS[:, :LANES]
+    inside = np.stack([x, y], 1).ravel() if format == "INTERLEAVED" else np.concatenate([x, y])
+    np.testing.assert_array_equal(run(vectors(body), *NUMBERS), np.concatenate([inside, x, y]))
+
+
+@pytest.mark.parametrize("limit", [-1, 30, 64])
+def test_elements_from_the_front_go_where_a_mask_is(limit: int) -> None:
+    def body(x_ref: Any, i_ref: Any, o_ref: Any) -> None:
+        mask = i_ref[pl.ds(0, LANES)] <= limit
+        o_ref[pl.ds(0, LANES)] = jnp.where(mask, plsc.load_expanded(x_ref.at[pl.ds(8, LANES)], mask=mask), -1)
+
+    x, mask = NUMBERS[0], NUMBERS[1][:LANES] <= limit
+    want = np.full(LANES, -1)
+    want[mask] = x[8 : 8 + mask.sum()]
+    np.testing.assert_array_equal(run(vectors(body), *NUMBERS)[:LANES], want)
+
+
+SOME = np.where(RNG.random(512) < 0.4, -1, LISTED).astype(np.int32)
+
+
+def test_ignored_indices_gather_nothing() -> None:
+    """Their rows keep what they held, and the copy is waited for as a whole."""
+
+    def body(x_hbm: Any, i_hbm: Any, o_hbm: Any, i_vmem: Any, o_vmem: Any, sem: Any) -> None:
+        part = pl.ds(me() * 16, 16)
+        pltpu.sync_copy(i_hbm.at[part], i_vmem)
+        pltpu.sync_copy(x_hbm.at[pl.ds(0, 16)], o_vmem)
+        pltpu.async_copy(x_hbm.at[plsc.Indices(i_vmem, ignored_value=-1)], o_vmem, sem).wait()
+        pltpu.sync_copy(o_vmem, o_hbm.at[part])
+
+    want = np.where(SOME[:, None] < 0, np.tile(TABLE[:16], (32, 1)), TABLE[SOME])
+    np.testing.assert_array_equal(run(on_subcores(body, OUT, ROWS), TABLE, SOME), want)
+
+
+def test_ignored_indices_scatter_nothing() -> None:
+    """A subcore that ignores all of its list but the ones of its own rows shares the output with the others."""
+
+    def body(x_hbm: Any, i_hbm: Any, o_hbm: Any, i_vmem: Any, x_vmem: Any, sem: Any) -> None:
+        pltpu.sync_copy(i_hbm.at[me()], i_vmem)
+        pltpu.sync_copy(x_hbm.at[pl.ds(me() * 16, 16)], x_vmem)
+        pltpu.async_copy(x_vmem, o_hbm.at[plsc.Indices(i_vmem, ignored_value=999)], sem).wait()
+
+    x = RNG.normal(size=(512, 128)).astype(np.float32)
+    lists = np.full((32, 16), 999, np.int32)
+    lists[:, :8] = np.random.default_rng(5).permutation(256).reshape(32, 8)
+    want = np.empty((256, 128), np.float32)
+    want[lists[:, :8].ravel()] = x.reshape(32, 16, 128)[:, :8].reshape(256, 128)
+    got = run(on_subcores(body, ((256, 128), jnp.float32), ROWS), x, lists)
+    np.testing.assert_array_equal(got, want)
+
+
+def test_what_has_no_model_says_so() -> None:
+    def body(i_hbm: Any, o_hbm: Any, count: Any) -> None:
+        plsc.fetch_and_add(count.at[0], jnp.int32(1), subcore_id=jnp.int32(0))
+
+    with pytest.raises(NotModelledError, match=r"primitive sc_fetch_and_add.*test_sparsecore\.py"):
+        run(on_subcores(body, OUT, (pltpu.SMEM((1,), jnp.int32),)), LISTED)

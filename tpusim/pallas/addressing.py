@@ -130,9 +130,23 @@ class Addressing:
                 raise internals.not_modelled(f"a list of indices in {source.space.name}", eqn)
             code = f"rt.load_list(buf[p{source.slot}], {region}, {self.site(eqn)})"
         name = self.fresh("r")
-        self.emit(f"{name} = indexed({whole}, {listed.dim}, rt.known({code}, 'a list of indices'))")
+        ignored = "" if listed.ignored is None else f", {listed.ignored}"
+        self.emit(f"{name} = indexed({whole}, {listed.dim}, rt.known({code}, 'a list of indices'){ignored})")
         self.views.add(name)
         return symbol, name
+
+    def beside(self, block: Block, ref: Any, region: str, other: str, eqn: Any) -> str:
+        """What a copy between ``region`` and ``other``, that of ``ref``, reaches of ``region``.
+
+        That is all of it, but for the places at which a list of ``ref`` says to ignore an index.
+        """
+        listed = self._index_list(block, ref, eqn)
+        if listed is None or listed.ignored is None:
+            return region
+        name = self.fresh("r")
+        self.emit(f"{name} = beside({region}, {listed.dim}, {other})")
+        self.views.add(name)
+        return name
 
     def _note_access(self, symbol: RefSymbol, keys: list[Step], scalar: str | None, eqn: Any) -> None:
         """Remember whether an equation loads or stores all of a buffer, one scalar of it, or does something else."""

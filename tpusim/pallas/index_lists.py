@@ -11,13 +11,14 @@ from tpusim.pallas.symbols import RefSymbol, TransformError, ViewSymbol
 
 class IndexList(NamedTuple):
     """``base``: the ref without the list; ``dim``: which of its dimensions the list goes over, ``extent`` its size;
-    ``length``: how many indices the list has."""
+    ``length``: how many indices the list has; ``ignored``: the index that stands for none."""
 
     base: Any
     dim: int
     indices: Any
     length: int
     extent: int
+    ignored: int | None
 
 
 def index_list(ref: Any) -> IndexList | None:
@@ -32,15 +33,14 @@ def index_list(ref: Any) -> IndexList | None:
         raise TransformError("a ref indexed with several arrays, or with one that is no list")
     (place,) = places
     indices = last.indices[place]
-    if getattr(indices, "ignored_value", None) is not None:
-        raise TransformError("plsc.Indices with an ignored_value")
+    ignored = getattr(indices, "ignored_value", None)
     indices = getattr(indices, "values", indices)
     extent = int(last.shape[place])
     others = list(last.indices)
     others[place] = internals.Slice(0, extent, 1)
     base = internals.TransformedRef(ref.ref, (*before, internals.NDIndexer(tuple(others), last.shape, ())))
     dim = sum(isinstance(index, internals.Slice) for index in others[:place])
-    return IndexList(base, dim, indices, int(last.int_indexer_shape[0]), extent)
+    return IndexList(base, dim, indices, int(last.int_indexer_shape[0]), extent, ignored)
 
 
 def _is_list(index: Any) -> bool:

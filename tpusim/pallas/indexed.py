@@ -13,12 +13,20 @@ from tpusim.pallas.views import ViewRegion, covered, places
 
 
 class Indexed(ViewRegion):
-    """Those indices of one dimension of a region that a list names, in its order; one may stand there twice."""
+    """Those indices of one dimension of a region that a list names, in its order; one may stand there twice.
 
-    __slots__ = ("different", "dim", "indices")
+    ``chosen``: which places of the list mean anything.  The others count with their bytes, as a wait does not know
+    them, but nothing is read or written there.
+    """
 
-    def __init__(self, parent: Region, dim: int, indices: np.ndarray[Any, Any]) -> None:
-        extent = parent.shape[dim]
+    __slots__ = ("chosen", "different", "dim", "indices")
+
+    def __init__(
+        self, parent: Region, dim: int, indices: np.ndarray[Any, Any], chosen: np.ndarray[Any, Any] | None = None
+    ) -> None:
+        extent, length = parent.shape[dim], len(indices)
+        if chosen is not None:
+            indices = indices[chosen]
         wrong = indices[(indices < 0) | (indices >= extent)]
         if wrong.size:
             raise OutOfBoundsError(f"{parent}: index {wrong[0]} of a list leaves dimension {dim} of size {extent}")
@@ -26,21 +34,29 @@ class Indexed(ViewRegion):
         low, high = (int(different[0]), int(different[-1])) if different.size else (0, -1)
         key = list(everything(parent.shape))
         key[dim] = (low, high - low + 1, 1)
-        shape = (*parent.shape[:dim], len(indices), *parent.shape[dim + 1 :])
+        shape = (*parent.shape[:dim], length, *parent.shape[dim + 1 :])
         dtype = parent.dtype if isinstance(parent, ViewRegion) else parent.spec.dtype
         super().__init__(parent, covered(parent, tuple(key)), shape, dtype, f"[{len(indices)} indices]")
+        self.chosen = chosen
         self.dim = dim
         self.indices = indices
         self.different = frozenset(different.tolist())
         self.has_holes = len(different) < high - low + 1 or getattr(parent, "has_holes", False)
         self.dense = self.dense and not self.has_holes
         granule = self.spec.tiling.granule_bytes
-        row_bytes = -(-self.size * element_bits(self.dtype) // (8 * max(1, len(indices))))
+        row_bytes = -(-self.size * element_bits(self.dtype) // (8 * max(1, length)))
         self.wire_bytes = len(indices) * -(-row_bytes // granule) * granule
 
     @property
     def _at(self) -> tuple[Any, ...]:
         return (*(slice(None),) * self.dim, self.indices)
+
+    @property
+    def _among(self) -> tuple[Any, ...]:
+        return (*(slice(None),) * self.dim, self.chosen)
+
+    def _meant(self, value: Any) -> Any:
+        return value if self.chosen is None else np.broadcast_to(value, self.shape)[self._among]
 
     def overlaps(self, other: Region) -> bool:
         """Whether the two share an element."""
@@ -61,18 +77,23 @@ class Indexed(ViewRegion):
 
     def read(self, array: np.ndarray[Any, Any]) -> Any:
         """Gather."""
-        return self.parent.read(array)[self._at]
+        found = self.parent.read(array)[self._at]
+        if self.chosen is None:
+            return found
+        values = np.zeros(self.shape, found.dtype)
+        values[self._among] = found
+        return values
 
     def write(self, array: np.ndarray[Any, Any], value: Any) -> None:
         """Scatter; of an index that stands there twice the last value stays."""
         whole = self._whole(array)
-        whole[self._at] = value
+        whole[self._at] = self._meant(value)
         self._put(array, whole)
 
     def add(self, array: np.ndarray[Any, Any], value: Any) -> None:
         """Scatter sums; an index that stands there twice gets both."""
         whole = self._whole(array)
-        np.add.at(whole, self._at, value)
+        np.add.at(whole, self._at, self._meant(value))
         self._put(array, whole)
 
     def _whole(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -84,16 +105,28 @@ class Indexed(ViewRegion):
             self.parent.write(array, whole)
 
 
-def indexed(region: Region, dim: int, indices: Any) -> Region:
-    """The part of a region that a list of indices along a dimension names."""
-    subs: dict[Any, Region] = cast(Any, region.subs)  # keys of their own kind
+def indexed(region: Region, dim: int, indices: Any, ignored: int | None = None) -> Region:
+    """The part of a region that a list of indices along a dimension names, but for those that are ``ignored``."""
     listed = np.array(indices, np.int64)
-    key = (Indexed, dim, listed.tobytes())
+    return _kept(region, dim, listed, None if ignored is None else listed != ignored)
+
+
+def beside(region: Region, dim: int, listed: Region) -> Region:
+    """The part of a region along a dimension that a copy to or from an indexed one reaches."""
+    chosen = cast(Indexed, listed).chosen
+    return region if chosen is None else _kept(region, dim, np.arange(region.shape[dim]), chosen)
+
+
+def _kept(region: Region, dim: int, listed: np.ndarray[Any, Any], chosen: np.ndarray[Any, Any] | None) -> Region:
+    subs: dict[Any, Region] = cast(Any, region.subs)  # keys of their own kind
+    if chosen is not None and chosen.all():
+        chosen = None
+    key = (Indexed, dim, listed.tobytes(), None if chosen is None else chosen.tobytes())
     found = subs.get(key)
     if found is None:
-        found = subs[key] = Indexed(region, dim, listed)
+        found = subs[key] = Indexed(region, dim, listed, chosen)
     return found
 
 
-RUNTIME: dict[str, Any] = {"indexed": indexed}
+RUNTIME: dict[str, Any] = {"indexed": indexed, "beside": beside}
 """Names that generated code may use."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -81,16 +82,46 @@ def scan_count(x: Any, mask: Any) -> tuple[Any, Any]:
     return counts, mask & ~(same & (place[None, :] > place[:, None])).any(1)
 
 
-def _refused(name: str) -> Callable[..., Any]:
-    """What stands for an operation of SparseCores that has no values here; the text is that of JAX."""
-
-    def refuse(*operands: Any, **params: Any) -> Any:
-        raise NotImplementedError(f"primitive '{name}'")
-
-    return refuse
+def masked_extreme(cumulative: Callable[[Any], Any], worst: Callable[[Any], Any], x: Any, mask: Any) -> Any:
+    """Running extremes of the elements under the mask; before the first of them the elements themselves."""
+    found = cumulative(jnp.where(mask, x, x.dtype.type(worst(x.dtype))))
+    return jnp.where(lax.cummax(mask.astype(jnp.int32)) > 0, found, x)
 
 
-_SPARSE_WITHOUT_VALUES = ("masked_cummax", "masked_cummin", "masked_sort", "pack", "unpack")
+def _limit(which: str, dtype: Any) -> Any:
+    infinity = {"min": -np.inf, "max": np.inf}
+    return infinity[which] if dtype.kind == "f" else getattr(np.iinfo(dtype), which)
+
+
+def masked_sort(keys: Any, values: Any, *mask: Any, descending: bool) -> tuple[Any, ...]:
+    """Keys in order with their values; what the mask leaves out comes last."""
+    order = jnp.argsort(keys, stable=True, descending=descending)
+    if mask:
+        order = order[jnp.argsort(~mask[0][order], stable=True)]
+    return tuple(x[order] for x in (keys, values, *mask))
+
+
+def _require_one_kind(name: str, one: Any, other: Any) -> None:
+    if _is_integer(np.dtype(one)) != _is_integer(np.dtype(other)):
+        raise NotModelledError(f"{name} of {np.dtype(one).name} as {np.dtype(other).name}")
+
+
+def pack(a: Any, b: Any, *, format: Any, preferred_element_type: Any) -> Any:
+    """Two vectors as one of elements half as wide: in turns, or one behind the other."""
+    narrow = preferred_element_type or {"float32": jnp.bfloat16, "int32": jnp.int16}[a.dtype.name]
+    _require_one_kind("pack", a.dtype, narrow)
+    both = [x.astype(narrow) for x in (a, b)]
+    return jnp.stack(both, 1).ravel() if format.value == "interleaved" else jnp.concatenate(both).reshape(-1, 2)
+
+
+def unpack(ab: Any, *, format: Any, preferred_element_type: Any) -> tuple[Any, Any]:
+    """The two vectors that were packed into one, with elements twice as wide."""
+    wide = preferred_element_type or {"bfloat16": jnp.float32, "int16": jnp.int32}[ab.dtype.name]
+    _require_one_kind("unpack", ab.dtype, wide)
+    both = ab.astype(wide).ravel()
+    both = both.reshape(-1, 2).T if format.value == "interleaved" else both.reshape(2, -1)
+    return both[0], both[1]
+
 
 OWN_VALUES: dict[str, Callable[..., Any]] = {
     "pack_elementwise": pack_elementwise,
@@ -101,5 +132,9 @@ OWN_VALUES: dict[str, Callable[..., Any]] = {
     "all_reduce_ffs": first_set,
     "scan_count": scan_count,
     "unique": scan_count,  # its name in 0.10
-    **{name: _refused(name) for name in _SPARSE_WITHOUT_VALUES},
+    "masked_cummax": partial(masked_extreme, lax.cummax, partial(_limit, "min")),
+    "masked_cummin": partial(masked_extreme, lax.cummin, partial(_limit, "max")),
+    "masked_sort": masked_sort,
+    "pack": pack,
+    "unpack": unpack,
 }

@@ -63,6 +63,19 @@ def _scatter(lowering: Lowering, block: Block, eqn: Any) -> None:
     lowering.emit(f"rt.store_scatter({place}, ({listed}), {_code(x)}, {_code(mask)}, {adds}, {lowering.site(eqn)})")
 
 
+def _load(lowering: Lowering, block: Block, eqn: Any) -> None:
+    """``load_expanded``."""
+    ref, *rest = [lowering.read(v) for v in eqn.invars]
+    if not eqn.params["has_mask"]:
+        raise internals.not_modelled("primitive load without a mask", eqn)
+    *flat, mask = rest
+    lowering.flush(block)
+    place = _region(lowering, block, eqn, ref, tree_util.tree_unflatten(eqn.params["tree"], flat), reads=True)
+    name = lowering.fresh("x")
+    lowering.emit(f"{name} = rt.load_expanded({place}, {_code(mask)}, {lowering.site(eqn)})")
+    lowering.env[eqn.outvars[0]] = Value(name, False)
+
+
 def _swap(lowering: Lowering, block: Block, eqn: Any) -> None:
     """``store_compressed``, ``addupdate`` and ``addupdate_compressed``; any other store is the plain one."""
     params = eqn.params
@@ -113,6 +126,7 @@ def _barrier(lowering: Lowering, block: Block, eqn: Any) -> None:
 RULES: dict[str, Rule] = {
     "gather": _gather,
     "scatter": _scatter,
+    "load": _load,
     "swap": _swap,
     "parallel_loop": _parallel_loop,
     "barrier": _barrier,

@@ -40,6 +40,14 @@ class SubcoreOperations:
         found[chosen] = values[places]
         return found
 
+    def load_expanded(self, buffer: Buffer, region: Region, mask: Any, site: Any) -> Any:
+        """The first elements of the region, one for each place the mask has; elsewhere what fresh memory holds."""
+        chosen = np.asarray(self.known(mask), np.bool_)
+        values = self.known(self.load_view(buffer, region.sub(((0, int(chosen.sum())),)), site), region)
+        found = np.full(chosen.shape, sentinel(values.dtype), values.dtype)
+        found[chosen] = values
+        return found
+
     def store_scatter(
         self, buffer: Buffer, region: Region, indices: Sequence[Any], value: Any, mask: Any, adds: bool, site: Any
     ) -> None:

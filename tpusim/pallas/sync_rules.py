@@ -55,6 +55,10 @@ def _start(lowering: Lowering, block: Block, eqn: Any, operands: Sequence[Any]) 
     _require_dma(lowering, block, dst_sem, eqn)
     source, source_region = lowering.region(block, src, eqn, reads=True)
     target, target_region = lowering.region(block, dst, eqn)
+    source_region, target_region = (
+        lowering.beside(block, dst, source_region, target_region, eqn),
+        lowering.beside(block, src, target_region, source_region, eqn),
+    )
     if device_id is None:
         device = None
     else:
