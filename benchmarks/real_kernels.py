@@ -5,7 +5,7 @@
 Every row runs in child processes of its own, one for the simulator and one for interpret mode, each with a
 time-out; a package that is not there is reported and its rows are left out.  Columns: whether the results are
 right (against plain JAX), simulated time, findings, wall time of the first and second call, and what became of
-interpret mode: right, wrong, a hang, or its error.  Packages: ``pip install 'tpusim[real]'``; the wheel of
+interpret mode: right, wrong, timed out, or its error.  Packages: ``pip install 'tpusim[real]'``; the wheel of
 tpu-inference is fetched by the benchmark itself.
 """
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -80,11 +81,17 @@ def interpret(case: Case) -> dict[str, Any]:
         try:
             got, first = timed(lambda: jax.block_until_ready(jax.jit(built.fn)(*built.arrays)))
         except Exception as error:  # noqa: BLE001  # whatever it is, it is the outcome
-            text = [line for line in str(error).splitlines() if line.strip()]
-            return {"outcome": "error", "why": f"{type(error).__name__}: {text[-1] if text else ''}"}
+            return {"outcome": "error", "why": cause(error)}
         _, second = timed(lambda: jax.block_until_ready(jax.jit(built.fn)(*built.arrays)))
     wrong = judge(built, got)
     return {"outcome": "wrong" if wrong else "right", "why": wrong, "first": first, "second": second}
+
+
+def cause(error: Exception) -> str:
+    """An error in one line: of a callback that failed, the line of the exception inside it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    inner = [line for line in lines if re.match(r"[A-Za-z_.]*(Error|Exception)\b:?", line)]
+    return inner[-1] if inner else f"{type(error).__name__}: {lines[0]}"
 
 
 def _tpu_mesh(case: Case) -> Any:
@@ -118,7 +125,7 @@ def run_child(package: str, name: str, way: str, timeout_s: float) -> dict[str, 
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=environment, check=False)
     except subprocess.TimeoutExpired:
-        return {"outcome": "hang", "why": f"nothing after {timeout_s:g} s"}
+        return {"outcome": "timed out", "why": f"timed out at {timeout_s:g} s"}
     if done.returncode:
         lines = [line for line in done.stderr.strip().splitlines() if line.strip()] or [f"status {done.returncode}"]
         return {"outcome": "error", "why": lines[-1]}
