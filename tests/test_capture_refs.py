@@ -288,6 +288,53 @@ def test_a_masked_access_touches_what_its_mask_selects(verb: str, meets: bool, r
         assert (out[mask] == 0).all()
 
 
+@pytest.mark.parametrize("meets", [False, True])
+@pytest.mark.parametrize("way", ["at once", "behind a wait", "in a branch"])
+def test_without_data_a_mask_from_places_alone_is_exact(way: str, meets: bool) -> None:
+    """Rows from one on that a loop counts; a copy is on its way to the rows before."""
+
+    def kernel(x_ref: Any, o_ref: Any, v: Any, sem: Any, other: Any) -> None:
+        copy = pltpu.make_async_copy(x_ref.at[0, pl.ds(0, 8)], v.at[pl.ds(0, 8)], sem)
+        copy.start()
+
+        @pl.loop(0, 3)
+        def _(turn: Any) -> None:
+            rows = jax.lax.broadcasted_iota(jnp.int32, (16, 128), 0)
+            if way == "behind a wait":
+                pltpu.async_copy(x_ref.at[0, pl.ds(0, 8)], v.at[pl.ds(8, 8)], other).wait()
+            mask = rows >= turn + (7 if meets else 8)
+            if way == "in a branch":
+                pl.when(turn < 2)(lambda: pltpu.store(v.at[...], jnp.ones((16, 128)), mask=mask))
+            else:
+                pltpu.store(v.at[...], jnp.ones((16, 128)), mask=mask)
+
+        copy.wait()
+        pltpu.sync_copy(v, o_ref)
+
+    options = {"spaces": ["hbm"], "out_spaces": ["hbm"], "data": False}
+    options["scratch"] = [pltpu.VMEM((16, 128), jnp.float32), DMA(()), DMA(())]
+    if meets:
+        with pytest.raises(RaceError, match="store to"):
+            run(kernel, ((16, 128), np.float32), X, **options)
+    else:
+        run(kernel, ((16, 128), np.float32), X, **options)
+
+
+def test_without_data_a_mask_from_values_is_all_of_it() -> None:
+    def kernel(x_ref: Any, o_ref: Any, v: Any, sem: Any) -> None:
+        v[...] = jnp.zeros((16, 128))
+        mask = v[...] > 0
+        copy = pltpu.async_copy(x_ref.at[0], v, sem)
+        pltpu.store(v.at[...], jnp.ones((16, 128)), mask=mask)
+        copy.wait()
+        o_ref[...] = v[...]
+
+    options = {"spaces": ["hbm"], "scratch": [pltpu.VMEM((16, 128), jnp.float32), DMA(())]}
+    run(kernel, ((16, 128), np.float32), X, **options)
+    with pytest.raises(RaceError, match="store to"):
+        run(kernel, ((16, 128), np.float32), X, data=False, **options)
+
+
 def test_a_mask_that_selects_nothing_touches_nothing() -> None:
     def kernel(x_ref: Any, o_ref: Any, v: Any, sem: Any) -> None:
         copy = pltpu.async_copy(x_ref.at[0], v, sem)

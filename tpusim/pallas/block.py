@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from jax import tree_util
 
 from tpusim.pallas import internals
 from tpusim.pallas.lowered import Origin
@@ -43,6 +45,35 @@ class Block:
         for var in jaxpr.outvars:
             if not isinstance(var, internals.Literal):
                 self.last_use[var] = len(jaxpr.eqns)
+        self.masks = masks_of(jaxpr)
+
+
+_MASK_AT = {"masked_load": 2, "masked_swap": 3}
+"""Where the mask is among the operands."""
+
+
+def masks_of(jaxpr: Any) -> set[Any]:
+    """The variables that a mask of a load or store is computed from, itself included.
+
+    A run without data computes them where they come from scalars alone, so that the place of the access is exact.
+    """
+    found: set[Any] = set()
+
+    def add(operands: Iterable[Any]) -> None:
+        found.update(v for v in operands if v is not None and not isinstance(v, internals.Literal))
+
+    for eqn in reversed(jaxpr.eqns):
+        name, operands = eqn.primitive.name, eqn.invars
+        if name in _MASK_AT:
+            add([tree_util.tree_unflatten(eqn.params["args_tree"], operands)[_MASK_AT[name]]])
+        elif name in ("cond", "jit", "pjit"):
+            for inner in internals.sub_jaxprs(eqn.params):
+                masks = masks_of(inner)
+                passed = operands[len(operands) - len(inner.invars) :]
+                add(var for var, within in zip(passed, inner.invars, strict=True) if within in masks)
+        if not found.isdisjoint(eqn.outvars):
+            add(operands)
+    return found
 
 
 def is_integer(aval: Any) -> bool:

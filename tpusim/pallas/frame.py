@@ -120,7 +120,7 @@ class Frame(SubcoreOperations):
         return self.peek(buffer, region)
 
     def load_masked(self, buffer: Buffer, region: Region, mask: Any, site: Any) -> Any:
-        """The values of a region of which only those under a mask are looked at; without data that is all of it."""
+        """The values of a region of which only those under a mask are looked at; under one that is not known, all."""
         part = self._masked(region, mask)
         racing = self.core.load(buffer, part, site) if part is not None else None
         value = self.peek(buffer, region)

@@ -343,7 +343,7 @@ class Lowering(Addressing):
         number = len(self.out.segments) - 1
         if not self.data:
             for var in outputs:
-                self._emit_known(eqns, var)
+                self._emit_known(eqns, var, block.masks)
             return
         if not outputs:
             return
@@ -351,10 +351,10 @@ class Lowering(Addressing):
         targets = ", ".join(self.env[var].code for var in outputs)
         self.emit(f"{targets}{',' if len(outputs) == 1 else ''} = SEG[{number}]({operands})")
 
-    def _emit_known(self, eqns: Sequence[Any], var: Any) -> None:
-        """Without data: compute what follows from scalars alone; everything else is ``None``."""
+    def _emit_known(self, eqns: Sequence[Any], var: Any, masks: set[Any]) -> None:
+        """Without data: compute what follows from scalars alone, of arrays the masks; all else is ``None``."""
         code = self.env[var].code
-        part = known_part(eqns, var)
+        part = known_part(eqns, var, masks)
         if part is None:
             self.emit(f"{code} = None")
             return

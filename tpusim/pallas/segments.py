@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from functools import cached_property
 from typing import Any
 
@@ -77,21 +77,24 @@ _AS_WRITTEN = {"xla_allow_excess_precision": False}
 """Round to bfloat16 wherever the kernel does, as the TPU's vector unit does."""
 
 
-def known_part(eqns: Sequence[Any], var: Any) -> Segment | None:
-    """Those of a segment's equations that give ``var``, if they start from scalars alone; else ``None``."""
-    if len(var.aval.shape) > 1 or var.aval.size > _SMALL:
+def known_part(eqns: Sequence[Any], var: Any, masks: Set[Any] = frozenset()) -> Segment | None:
+    """Those of a segment's equations that give ``var``, if they start from scalars alone; else ``None``.
+
+    ``masks``: variables that may have any shape, and of which those from other segments may be known.
+    """
+    if var not in masks and (len(var.aval.shape) > 1 or var.aval.size > _SMALL):
         return None
     wanted, part = {var}, []
     for eqn in reversed(eqns):
         if wanted.isdisjoint(eqn.outvars):
             continue
-        if any(v.aval.size > _SMALL for v in eqn.outvars):
+        if any(v.aval.size > _SMALL and v not in masks for v in eqn.outvars):
             return None
         part.append(eqn)
         wanted.update(v for v in eqn.invars if not isinstance(v, internals.Literal))
     made = {v for eqn in part for v in eqn.outvars}
     inputs = [v for eqn in part for v in eqn.invars if not isinstance(v, internals.Literal) and v not in made]
-    if any(v.aval.shape for v in inputs):
+    if any(v.aval.shape and v not in masks for v in inputs):
         return None
     segment = Segment(part[::-1], list(dict.fromkeys(inputs)), [var])
     segment.is_known = True
