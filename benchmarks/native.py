@@ -1,6 +1,6 @@
 """Ring all-gather of native kernels: DMAs a second, beside a bare SimPy loop in the same run.
 
-    python benchmarks/native.py [--repeats 5]
+    python benchmarks/native.py [--repeats 5] [--most 1024]
 
 The bare loop gives each transfer its own SimPy process with three timeouts and nothing else: no data, no
 semaphores, no links.  Both are run in turn; the figures are the medians.
@@ -45,6 +45,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--checks", default="none", help="observed: with the race judge")
+    parser.add_argument("--most", type=int, default=1024, help="the most devices of a row")
     arguments = parser.parse_args()
     repeats = arguments.repeats
     file = load_file("kernels/ring_all_gather.py")
@@ -56,6 +57,8 @@ def main():
     ]
     print(f"{'case':<24}{'copies':>10}{'us a copy':>11}{'DMA/s':>10}{'bare us':>9}{'of bare':>9}")
     for name, devices, options, times in cases:
+        if devices > arguments.most:
+            continue
         arrays = file.inputs(devices=devices)
         if not options.get("data", True):
             arrays = [ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
