@@ -90,7 +90,7 @@ def unjudged(todo, known):
 def unsettled(todo, known):
     """The cases that are to be settled, those of one program together, a native one of them first.
 
-    Proven kernels are among them: a mutant may be the same program.
+    A mutant may be the same program as its kernel, which alone is not settled.
     """
     groups, came = {}, {}
     for case in todo:
@@ -104,7 +104,8 @@ def unsettled(todo, known):
     for name in came.keys() & groups.keys():
         for case in groups.pop(name):
             known[key_of(*case)] |= came[name]
-    return [sorted(group, key=lambda case: case[3] == "captured") for group in groups.values()]
+    mutated = (group for group in groups.values() if any(case[0].rule != UNCHANGED for case in group))
+    return [sorted(group, key=lambda case: case[3] == "captured") for group in mutated]
 
 
 def write_row(file, known, case, row):
