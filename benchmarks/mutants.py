@@ -205,7 +205,7 @@ def main():
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--no-interpret", action="store_true")
     parser.add_argument("--sample", type=int, default=200, help="cases for interpret mode")
-    parser.add_argument("--timeout", type=float, default=60, help="seconds of one of them")
+    parser.add_argument("--timeout", type=float, default=20, help="seconds of one of them, once it is compiled")
     parser.add_argument("--results", type=Path, default=Path("mutants.jsonl"))
     arguments = parser.parse_args()
     todo = cases(arguments.kernels, arguments.rules, arguments.seed)[: arguments.limit]

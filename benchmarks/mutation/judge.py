@@ -1,9 +1,11 @@
 """One mutant judged: by verify, by the checks on the observed schedule, by many schedules and all states."""
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -35,6 +37,7 @@ SMALL = {
 SCHEDULES = 150
 MOST_STATES = 20_000
 MOST_EVENTS = 300_000
+_MOST_COMPILE_S = 180
 
 
 def meshes(name: str, axes: tuple[str, ...]) -> list[dict[str, int]]:
@@ -177,9 +180,9 @@ def interpreted(mutant: Mutant, name: str, mesh: dict[str, int], timeout_s: floa
     """What JAX's TPU interpret mode, with its race detector, says of a mutant: found, nothing, or a hang."""
     with tempfile.TemporaryDirectory(prefix="mutant_") as folder:
         path = write(mutant, name, folder)
-        command = [sys.executable, __file__, str(path), name, json.dumps(mesh)]
+        command = [sys.executable, __file__, str(path), name, json.dumps(mesh), str(timeout_s)]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_MOST_COMPILE_S, check=False)
         except subprocess.TimeoutExpired:
             return {"interpret": "hang"}
         if done.returncode:
@@ -187,8 +190,8 @@ def interpreted(mutant: Mutant, name: str, mesh: dict[str, int], timeout_s: floa
         return {"interpret": done.stdout.strip().splitlines()[-1]}
 
 
-def interpret_child(file: str, name: str, mesh_text: str) -> None:
-    """Run a mutant twice in interpret mode; prints ``race``, ``wrong data`` or ``nothing``."""
+def interpret_child(file: str, name: str, mesh_text: str, timeout_text: str) -> None:
+    """Run a mutant twice in interpret mode; prints ``race``, ``wrong data``, ``nothing``, or ``hang`` after a time."""
     from tpusim.pallas.host import declare_host_devices
 
     mesh = json.loads(mesh_text)
@@ -201,11 +204,14 @@ def interpret_child(file: str, name: str, mesh_text: str) -> None:
 
     fixed, _ = loaded(Path(file), name, mesh, "native")
     axis_types = (jax.sharding.AxisType.Auto,) * len(mesh)
-    run = fixed.kernel.pallas(
+    kernel = fixed.kernel.pallas(
         jax.make_mesh(tuple(mesh.values()), tuple(mesh), axis_types=axis_types),
         interpret=pltpu.InterpretParams(detect_races=True),
     )
     arrays = fixed.inputs()
+    run = jax.jit(kernel).lower(*arrays).compile()
+    timer = threading.Timer(float(timeout_text), _hang)
+    timer.start()
     said = "nothing"
     for _ in range(2):
         outputs = jax.block_until_ready(run(*arrays))
@@ -213,7 +219,13 @@ def interpret_child(file: str, name: str, mesh_text: str) -> None:
             said = "race"
         elif compare(outputs if isinstance(outputs, tuple) else (outputs,), fixed.reference(*arrays)).is_wrong:
             said = "wrong data"
+    timer.cancel()
     print(said)
+
+
+def _hang() -> None:
+    print("hang", flush=True)
+    os._exit(0)
 
 
 if __name__ == "__main__":
