@@ -181,8 +181,9 @@ def interpreted(mutant: Mutant, name: str, mesh: dict[str, int], timeout_s: floa
     with tempfile.TemporaryDirectory(prefix="mutant_") as folder:
         path = write(mutant, name, folder)
         command = [sys.executable, __file__, str(path), name, json.dumps(mesh), str(timeout_s)]
+        options = {"timeout": _MOST_COMPILE_S, "env": {**os.environ, "JAX_TRACEBACK_FILTERING": "off"}}
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_MOST_COMPILE_S, check=False)
+            done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
         except subprocess.TimeoutExpired:
             return {"interpret": "hang"}
         if done.returncode:
