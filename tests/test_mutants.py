@@ -14,7 +14,7 @@ from tpusim.kernel_file import load_file
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
-from mutants import UNCHANGED, cases, key_of, needs_a_look, table
+from mutants import UNCHANGED, cases, key_of, needs_a_look, table, unsettled
 from mutation.judge import guarded, judge, meshes, settle
 from mutation.rules import ONE_MORE_CALL, RULES, Mutant, mutants
 
@@ -65,6 +65,29 @@ def test_the_same_mutant_captured() -> None:
     native, captured = (judged(of_rule(*FOUND[2][:3]), "right_permute", way) for way in ("native", "captured"))
     assert captured["why"][0].startswith("deadlock")
     assert captured["operations"] == native["operations"]
+
+
+@pytest.mark.jax
+@pytest.mark.parametrize("name", ["right_permute", "paged_gather"])
+def test_a_program_is_the_same_both_ways_in_and_another_one_is_another(name: str) -> None:
+    """What is proven is settled once for all cases of one program."""
+    kernel = Mutant(UNCHANGED, 1, "", "", (KERNELS / f"{name}.py").read_text())
+    native, captured = (judged(kernel, name, way)["program"] for way in ("native", "captured"))
+    assert native == captured
+    assert judged(of_rule(name, ONE_MORE_CALL, "2 calls"), name)["program"] != native
+
+
+def test_cases_of_one_program_are_settled_once_and_an_unchanged_kernel_alone_is_not() -> None:
+    todo = cases(["right_permute"], (UNCHANGED, "share a semaphore"), seed=0)
+    rows = {key_of(*case): {"outcome": "proven", "verify": "proven", "program": "one"} for case in todo}
+    groups = unsettled(todo, rows)
+    assert [len({str(case[2]) for case in group}) for group in groups] == [1, 1, 1]  # a program has one mesh
+    assert sum(map(len, groups)) == len(todo)
+    assert [group[0][3] for group in groups] == ["native"] * 3
+    rows[key_of(*todo[-1])]["outcome"] = "equivalent"
+    assert len(unsettled(todo, rows)) == 2
+    assert sum(row["outcome"] == "equivalent" for row in rows.values()) == len(todo) / 3
+    assert unsettled([case for case in todo if case[0].rule == UNCHANGED], rows) == []
 
 
 def test_one_more_call_changes_nothing() -> None:

@@ -99,6 +99,7 @@ def judge(mutant: Mutant, name: str, mesh: dict[str, int], way: str, seed: int) 
     return {
         "outcome": "proven" if is_proven else "found",
         "verify": verdict.answer,
+        "operations": verdict.operations,
         "program": f"{identity(recorder)} {identity(small)}" if small else None,
         "why": list(verdict.reasons)[:2],
         "observed": observed.status is not Status.RIGHT,
