@@ -1,4 +1,4 @@
-"""Shared by all tests: Hypothesis profiles, one BLAS thread, and interpret mode one run at a time."""
+"""Shared by all tests: Hypothesis profiles, one BLAS thread, the command line, interpret mode one run at a time."""
 
 from __future__ import annotations
 
@@ -29,6 +29,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("jax"):
                 item.add_marker(pytest.mark.skip(reason="needs jax: pip install 'tpusim[pallas]'"))
+
+
+@pytest.fixture
+def tpusim(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """The command line: arguments to exit status, standard output and standard error."""
+    from tpusim.cli import main
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as exit_:
+            main([str(argument) for argument in arguments])
+        out, err = capfd.readouterr()
+        return int(exit_.value.code or 0), out, err
+
+    return call
 
 
 @contextmanager

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tpusim.cli import main
 from tpusim.cli.console import plain
 from tpusim.cli.new import STARTER
 
@@ -23,18 +22,6 @@ KERNELS = Path(__file__).parents[1] / "kernels"
 def _in_a_directory_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FORCE_COLOR", raising=False)
-
-
-@pytest.fixture
-def tpusim(capfd):
-    def call(*arguments):
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as exit_:
-            main([str(argument) for argument in arguments])
-        out, err = capfd.readouterr()
-        return int(exit_.value.code or 0), out, err
-
-    return call
 
 
 def write(name, *changes):

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from tpusim.cli import main
-
 KERNELS = Path(__file__).parent.parent / "kernels"
 
 EARLY = """
@@ -34,19 +32,8 @@ def reference(x):
 """
 
 
-@pytest.fixture
-def tpusim(capfd: pytest.CaptureFixture[str]) -> Any:
-    def call(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as exit_:
-            main(["verify", *arguments])
-        out, err = capfd.readouterr()
-        return int(exit_.value.code or 0), out, err
-
-    return call
-
-
 def test_a_proven_kernel(tpusim: Any) -> None:
-    status, out, err = tpusim(str(KERNELS / "all_to_all.py"), "--slice", "v5e:2x2", "--calls", "2")
+    status, out, err = tpusim("verify", str(KERNELS / "all_to_all.py"), "--slice", "v5e:2x2", "--calls", "2")
     lines = out.splitlines()
     assert (status, err) == (0, "")
     assert lines[0] == "v5e:2x2, mesh x=4, layout auto (at most 1 hops to a neighbour)"
@@ -61,11 +48,11 @@ def test_a_proven_kernel(tpusim: Any) -> None:
 def test_a_refuted_kernel_in_text_and_json(tpusim: Any, tmp_path: Path) -> None:
     file = tmp_path / "early.py"
     file.write_text(EARLY)
-    status, out, _ = tpusim(str(file), "--slice", "v5e:1x1")
+    status, out, _ = tpusim("verify", str(file), "--slice", "v5e:1x1")
     assert status == 1
     assert "verdict      refuted: 8 operations of all cores on v5e:1x1." in out
     assert "  Replay: t1:hold:0/kernel/start2/writer/x_ref,slots." in out
-    status, out, err = tpusim(str(file), "--slice", "v5e:1x1", "--json", "-")
+    status, out, err = tpusim("verify", str(file), "--slice", "v5e:1x1", "--json", "-")
     values = json.loads(out)
     assert status == 1
     assert "verdict      refuted" in err
@@ -79,13 +66,13 @@ def test_wrong_data_refute(tpusim: Any, tmp_path: Path) -> None:
     both = EARLY.replace("    copies[0].wait()", "    copies[0].wait()\n    copies[1].wait()", 1)
     right = both.replace("slots[0]\n    copies[1].wait()", "slots[0]")
     file.write_text(right.replace("return x\n", "return x + 1\n"))
-    status, out, _ = tpusim(str(file), "--slice", "v5e:1x1")
+    status, out, _ = tpusim("verify", str(file), "--slice", "v5e:1x1")
     assert status == 1
     assert "  wrong data: 1024 of 1024 values differ" in out
 
 
 def test_neither_proven_nor_refuted(tpusim: Any) -> None:
-    status, out, _ = tpusim(str(KERNELS / "all_to_all.py"), "--slice", "v5e:2x2", "--max-events", "20")
+    status, out, _ = tpusim("verify", str(KERNELS / "all_to_all.py"), "--slice", "v5e:2x2", "--max-events", "20")
     assert status == 3
     assert "verdict      not-proven: " in out
 
@@ -99,13 +86,13 @@ def test_neither_proven_nor_refuted(tpusim: Any) -> None:
 )
 def test_bad_arguments(tpusim: Any, arguments: list[str], text: str) -> None:
     file = [] if arguments[0].endswith(".py") else [str(KERNELS / "all_to_all.py")]
-    assert tpusim(*file, *arguments) == (2, "", text)
+    assert tpusim("verify", *file, *arguments) == (2, "", text)
 
 
 def test_an_exception_of_the_users(tpusim: Any, tmp_path: Path) -> None:
     file = tmp_path / "raises.py"
     file.write_text(EARLY.replace("    copies[0].wait()", "    raise ValueError('mine')"))
-    status, out, _ = tpusim(str(file), "--slice", "v5e:1x1")
+    status, out, _ = tpusim("verify", str(file), "--slice", "v5e:1x1")
     assert status == 1
     assert "the program raised ValueError: mine" in out
 
@@ -130,7 +117,7 @@ def inputs():
 def reference(x):
     return x + 1
 """)
-    status, out, _ = tpusim(str(file), "--slice", "v5e:1x1", "--calls", "3", "--json", "-")
+    status, out, _ = tpusim("verify", str(file), "--slice", "v5e:1x1", "--calls", "3", "--json", "-")
     values = json.loads(out)
     assert (status, values["answer"], values["calls"]) == (0, "proven", 3)
     assert values["data"] == "equal (against reference())"

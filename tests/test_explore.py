@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tpusim.cli import main
 from tpusim.errors import OptionError
 from tpusim.explore import Trial, explore
 from tpusim.kernel_file import load_file
@@ -49,18 +48,6 @@ def kernel(x_ref, o_ref):
 def inputs(devices=1):
     return np.ones((8 * devices, 128), np.float32)
 """
-
-
-@pytest.fixture
-def tpusim(capfd):
-    def call(*arguments):
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as exit_:
-            main([str(argument) for argument in arguments])
-        out, err = capfd.readouterr()
-        return int(exit_.value.code or 0), out, err
-
-    return call
 
 
 def test_races_and_wrong_data_are_reported_with_what_shows_them(tpusim, tmp_path):

@@ -6,7 +6,6 @@ import pytest
 
 import tpusim
 from tpusim import HBM, VMEM, SemaphoreType, ShapeDtypeStruct, ds, make_async_copy
-from tpusim.cli import main
 from tpusim.errors import AlignmentError
 from tpusim.findings import Kind
 from tpusim.judges.lint import ROWS, RULES
@@ -152,7 +151,7 @@ def test_loads_and_stores_are_not_copies():
     assert kernel.simulate(np.zeros((16, 128), ml_dtypes.bfloat16), slice="v5e:1x1").findings == ()
 
 
-def test_the_command_shows_each_rule_with_its_origin(capfd, tmp_path, monkeypatch):
+def test_the_command_shows_each_rule_with_its_origin(tpusim, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "k.py").write_text(
         "import numpy as np, ml_dtypes, tpusim\n"
@@ -167,9 +166,8 @@ def test_the_command_shows_each_rule_with_its_origin(capfd, tmp_path, monkeypatc
     )
 
     def lint(*more):
-        with pytest.raises(SystemExit) as exit_:
-            main(["lint", "k.py", "--slice", "v5e:1x1", *more])
-        return int(exit_.value.code or 0), capfd.readouterr().out.splitlines()
+        status, out, _ = tpusim("lint", "k.py", "--slice", "v5e:1x1", *more)
+        return status, out.splitlines()
 
     code, lines = lint()
     assert code == 1

@@ -1,5 +1,6 @@
 """Sweeps: nothing on disk is lost or run twice, workers may die, and what nobody can tell apart is a tie."""
 
+import functools
 import json
 import os
 import signal
@@ -15,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tpusim
-from tpusim.cli import main
 from tpusim.errors import OptionError
 from tpusim.sweep import run_sweep
 from tpusim.sweep.ranking import ranked
@@ -383,15 +383,8 @@ def test_a_scheduler_that_is_none(address, message):
 
 
 @pytest.fixture
-def command(capfd):
-    def call(*arguments):
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as exit_:
-            main(["sweep", *arguments])
-        out, err = capfd.readouterr()
-        return int(exit_.value.code or 0), out, err
-
-    return call
+def command(tpusim):
+    return functools.partial(tpusim, "sweep")
 
 
 def test_the_command_ranks_and_says_what_failed(kernel, command):
