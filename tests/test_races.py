@@ -1,79 +1,32 @@
-"""Races that one observed schedule shows although its data are right, and correct kernels that must not be flagged."""
+"""Races that one observed schedule shows although its data are right, each reported once."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
-from simulating import TILE, Lines, error_of, run, tiles
+from racing import BUFFER, MISSING, SLOTS, let_it_pass, meet, neighbours, pairs, record
+from simulating import Lines, error_of, run, tiles
 
 from tpusim import (
     HBM,
     VMEM,
-    Kernel,
     SemaphoreType,
     ShapeDtypeStruct,
     axis_index,
     axis_size,
     delay,
-    ds,
-    fori_loop,
-    get_barrier_semaphore,
     make_async_copy,
     make_async_remote_copy,
-    run_scoped,
-    semaphore_read,
     semaphore_signal,
     semaphore_wait,
     when,
 )
 from tpusim import np as tnp
-from tpusim.errors import LifetimeError, OptionError, RaceError
+from tpusim.errors import OptionError, RaceError
 from tpusim.findings import Kind
-from tpusim.kernel_file import load_file
 
 DMA, REGULAR = SemaphoreType.DMA, SemaphoreType.REGULAR
-BUFFER = VMEM((8, 128), "float32")
-SLOTS = VMEM((2, 8, 128), "float32")
 at = Lines(__file__)
-
-
-MISSING = "a barrier between the two, or a signal, is missing."
-
-
-def record(fn, *arrays, **keywords):
-    """The findings and outputs of a run that goes on after a race."""
-    result = run(fn, *arrays, on_finding="record", **keywords)
-    return tuple(f for f in result.findings if f.kind is not Kind.ROUTING), result.outputs
-
-
-def neighbours():
-    """Left and right on a ring."""
-    me, n = axis_index("x"), axis_size("x")
-    return (me - 1) % n, (me + 1) % n
-
-
-def meet(*peers):
-    """A barrier with some devices."""
-    barrier = get_barrier_semaphore()
-    for peer in peers:
-        semaphore_signal(barrier, device_id=peer)
-    semaphore_wait(barrier, len(peers))
-
-
-def let_it_pass(sem):
-    """Let so much time go by that every copy has landed, which orders nothing."""
-    delay(100_000)
-    semaphore_read(sem)  # until the global clock is there
-
-
-def pairs(findings):
-    """The two lines of each finding, in any order."""
-    return {frozenset((str(f.where), str(f.other))) for f in findings}
-
-
-# -- faults -------------------------------------------------------------------------------------------
 
 
 def initialises_what_the_other_writes(x_ref, o_ref, send, recv):
@@ -364,159 +317,6 @@ def test_a_late_second_sender_could_have_come_first():
     )
 
 
-# -- lifetimes ----------------------------------------------------------------------------------------
-
-
-def test_copy_that_may_come_before_its_target_has_entered():
-    def kernel(x_ref, o_ref, send, recv):
-        me = axis_index("x")
-        semaphore_signal(get_barrier_semaphore(), device_id=me)
-        semaphore_wait(get_barrier_semaphore())
-        copy = make_async_remote_copy(x_ref, o_ref, send, recv, device_id=1 - me)
-        copy.start()  # nobody was met
-        copy.wait()
-
-    error = error_of(LifetimeError, kernel, tiles(2), mesh=2, scratch_shapes=(DMA, DMA), collective_id=1)
-    assert str(error) == (
-        "copy to o_ref on device (1,) started by device (0,): nothing makes sure that device (1,) has entered the call "
-        "or run_scoped that owns it; a barrier or a signal from there has to come first.  "
-        f"[{at('nobody was met')}]"
-    )
-
-
-def scoped_copy(meets):
-    def kernel(x_ref, o_ref, send, recv):
-        me = axis_index("x")
-
-        def body(buffer):
-            if meets:
-                meet(1 - me)
-            copy = make_async_remote_copy(x_ref, buffer, send, recv, device_id=1 - me)
-            copy.start()  # into the scope
-            copy.wait()
-            o_ref[...] = buffer[...]
-
-        meet(1 - me)
-        run_scoped(body, BUFFER)
-
-    return kernel
-
-
-def test_copy_that_may_come_before_its_target_has_entered_the_scope():
-    declared = {"mesh": 2, "scratch_shapes": (DMA, DMA), "out_specs": VMEM, "collective_id": 1}
-    error = error_of(LifetimeError, scoped_copy(False), tiles(2), **declared)
-    assert str(error) == (
-        "a copy from x_ref on device (1,) reaches buffer on device (0,) outside the call or run_scoped that owns it: a "
-        f"wait for it, or a barrier, has to keep the target there.  [{at('into the scope')}]"
-    )
-    run(scoped_copy(True), tiles(2), **declared)
-
-
-def second_barrier(before, after, delayed=0):
-    """Two devices meet, then meet again on a semaphore of a scope, with work before or after in a scope of its own."""
-
-    def kernel(x_ref, o_ref):
-        me = axis_index("x")
-
-        def body(credit):
-            semaphore_signal(credit, device_id=1 - me)
-            semaphore_wait(credit)
-
-        def work(sem):
-            when(me == 0)(lambda: delay(delayed))
-            make_async_copy(x_ref, o_ref, sem).start()
-            make_async_copy(x_ref, o_ref, sem).wait()
-
-        meet(1 - me)
-        if before:
-            run_scoped(work, DMA)
-        run_scoped(body, REGULAR)
-        if after:
-            run_scoped(work, DMA)
-
-    return kernel
-
-
-@pytest.mark.parametrize("delayed", [0, 5000])
-def test_the_scope_of_a_semaphore_need_not_be_entered_when_a_peer_signals_it(delayed):
-    for after in (False, True):
-        findings, _ = record(second_barrier(False, after, delayed), tiles(2), mesh=2, collective_id=1)
-        assert {f.kind for f in findings} == (set() if after else {Kind.UNINITIALISED})  # nobody writes the output
-
-
-@pytest.mark.parametrize("delayed", [0, 5000])
-def test_signal_that_may_meet_another_scope_that_has_the_same_counter(delayed):
-    findings, _ = record(second_barrier(True, False, delayed), tiles(2), mesh=2, collective_id=1)
-    assert {f.kind for f in findings} == {Kind.LIFETIME}
-    assert findings[0].message in {
-        f"signal to credit on device ({target},) by device ({1 - target},): nothing makes sure that device "
-        f"({target},) has entered the call or run_scoped that owns it; a barrier or a signal from there has to come "
-        "first."
-        for target in range(2)
-    }
-
-
-@pytest.mark.parametrize("delayed", [0, 5000])
-def test_the_proof_tells_the_same_of_early_signals(delayed):
-    for before, after, answer in [(False, False, "proven"), (False, True, "proven"), (True, False, "refuted")]:
-        kernel = Kernel(
-            second_barrier(before, after, delayed), out_shape=TILE, in_specs=HBM, out_specs=HBM, collective_id=1
-        )
-        verdict = kernel.verify(tiles(2), mesh=2)
-        assert verdict.answer == answer
-        faults = {f.kind for f in verdict.findings} - {Kind.UNINITIALISED, Kind.ROUTING}
-        assert faults == ({Kind.LIFETIME} if before else set())
-
-
-def test_signal_to_a_scope_that_its_target_has_left():
-    def kernel(x_ref, o_ref):
-        me = axis_index("x")
-
-        def body(credit):
-            @when(me == 0)
-            def _():
-                delay(5000)
-                semaphore_signal(credit, device_id=1)
-
-        meet(1 - me)
-        run_scoped(body, REGULAR)
-        when(me == 1)(lambda: delay(20000))
-
-    findings, _ = record(kernel, tiles(2), mesh=2, collective_id=1)
-    assert Kind.LIFETIME in {f.kind for f in findings}
-    assert any("device (1,) has left the call or run_scoped that owns it" in f.message for f in findings)
-
-
-def test_remote_copy_that_its_target_does_not_wait_for():
-    def kernel(x_ref, o_ref, send, recv):
-        _, right = neighbours()
-        copy = make_async_remote_copy(x_ref, o_ref, send, recv, device_id=right)
-        copy.start()  # sent off
-        copy.wait_send()
-        let_it_pass(recv)
-
-    error = error_of(LifetimeError, kernel, tiles(4), mesh=4, scratch_shapes=(DMA, DMA))
-    assert str(error) == (
-        "copy to o_ref on device (0,) started by device (3,): device (0,) leaves the kernel without a wait that makes "
-        f"sure that the copy is over.  [{at('sent off')}]"
-    )
-
-
-def test_copy_of_a_scope_that_nobody_waited_for():
-    def kernel(x_ref, o_ref, sem):
-        def body(buffer):
-            make_async_copy(x_ref, buffer, sem).start()  # forgotten
-            let_it_pass(sem)
-
-        run_scoped(body, BUFFER)
-
-    error = error_of(LifetimeError, kernel, tiles(), scratch_shapes=(DMA,))
-    assert str(error) == (
-        "copy to buffer on device (0,) started by device (0,): device (0,) leaves the run_scoped of buffer without a "
-        f"wait that makes sure that the copy is over.  [{at('forgotten')}]"
-    )
-
-
 # -- each race once -----------------------------------------------------------------------------------
 
 
@@ -538,163 +338,3 @@ def test_without_checks_only_copies_in_flight_are_seen():
     assert record(two_copies_one_semaphore, tiles(), tiles(), **declared)[0] == ()
     with pytest.raises(OptionError, match=r"^checks is 'observed' or 'none', not 'all'$"):
         run(two_copies_one_semaphore, tiles(), tiles(), **{**declared, "checks": "all"})
-
-
-# -- correct kernels ----------------------------------------------------------------------------------
-
-FILES = sorted((Path(__file__).parent.parent / "kernels").glob("*.py"))
-
-
-@pytest.mark.parametrize("name", [file.stem for file in FILES])
-@pytest.mark.parametrize("size", [6, 9, 16])
-def test_no_kernel_is_flagged(name, size):
-    file = load_file(str(next(f for f in FILES if f.stem == name)))
-    two = file.kernel.axes == ("x", "y")
-    devices = {6: (3, 2), 9: (3, 3), 16: (4, 4)}[size] if two else size
-    mesh = dict(zip("xy", devices, strict=True)) if two else {"x": size}
-    arrays = file.inputs(devices=devices)
-    keep = {"paged_gather", "ragged_all_to_all"}
-    result = file.kernel.simulate(*arrays, slice="v5e:4x4", mesh=mesh, layout="row-major", data=name in keep)
-    assert [f for f in result.findings if f.kind is not Kind.ROUTING] == []
-
-
-def test_rebuilt_descriptors():
-    def kernel(x_ref, o_ref, buffer, sem):
-        make_async_copy(x_ref, buffer, sem).start()
-        make_async_copy(x_ref, buffer, sem).wait()
-        o_ref[...] = buffer[...]
-        make_async_copy(o_ref.at[0:4], buffer.at[0:4], sem).start()
-        make_async_copy(o_ref.at[4:8], buffer.at[4:8], sem).start()
-        make_async_copy(o_ref, buffer, sem).wait()
-        o_ref[...] = buffer[...]
-
-    findings, outputs = record(kernel, tiles(), scratch_shapes=(BUFFER, DMA), out_specs=VMEM)
-    assert findings == ()
-    np.testing.assert_array_equal(outputs[0], tiles())
-
-
-def test_one_receive_semaphore_with_all_waits_before_the_read():
-    def kernel(x_ref, o_ref, inbox, send, recv):
-        n, me = axis_size("x"), axis_index("x")
-        meet(*[(me + k) % n for k in range(1, n)])
-        copies = [make_async_remote_copy(x_ref, inbox.at[me], send, recv, device_id=(me + k) % n) for k in range(1, n)]
-        delay(me * 3_000)
-        for copy in copies:
-            copy.start()
-        for copy in copies:
-            copy.wait()
-        total = x_ref[...]
-        for k in range(1, n):
-            total = total + inbox[(me + k) % n]
-        o_ref[...] = total
-
-    n = 5
-    findings, outputs = record(
-        kernel,
-        tiles(n),
-        mesh=n,
-        in_specs=VMEM,
-        out_specs=VMEM,
-        scratch_shapes=(VMEM((n, 8, 128), "float32"), DMA, DMA),
-        collective_id=1,
-    )
-    assert findings == ()
-    np.testing.assert_array_equal(outputs[0], np.tile(tiles(n).reshape(n, 8, 128).sum(0), (n, 1)))
-
-
-def test_credits_for_two_slots():
-    """The receiver gives two credits at once and one back for each slot that it has read."""
-
-    def kernel(x_ref, o_ref, inbox, send, recv, credit):
-        me = axis_index("x")
-        meet(1 - me)
-        rounds = 7
-
-        @when(me == 0)
-        def _():
-            for step in range(rounds):
-                semaphore_wait(credit)
-                copy = make_async_remote_copy(
-                    x_ref, inbox.at[step % 2], send.at[step % 2], recv.at[step % 2], device_id=1
-                )
-                if step >= 2:
-                    copy.wait_send()
-                copy.start()
-            for slot in range(2):
-                make_async_remote_copy(x_ref, inbox.at[slot], send.at[slot], recv.at[slot], device_id=1).wait_send()
-            semaphore_wait(credit, 2)
-
-        @when(me == 1)
-        def _():
-            for slot in range(2):
-                semaphore_signal(credit, device_id=0)
-                delay(slot * 1_000)
-            for step in range(rounds):
-                make_async_copy(x_ref, inbox.at[step % 2], recv.at[step % 2]).wait()
-                o_ref[...] = inbox[step % 2]
-                semaphore_signal(credit, device_id=0)
-
-    findings, _ = record(
-        kernel,
-        tiles(2),
-        mesh=2,
-        out_specs=VMEM,
-        scratch_shapes=(SLOTS, DMA((2,)), DMA((2,)), REGULAR),
-        collective_id=1,
-    )
-    assert {f.kind for f in findings} <= {Kind.UNINITIALISED}  # device 0 writes no output
-
-
-def test_disjoint_parts_of_one_buffer():
-    def kernel(x_ref, o_ref, buffer, sems):
-        left = make_async_copy(x_ref.at[:, 0:64], buffer.at[:, 0:64], sems.at[0])
-        right = make_async_copy(x_ref.at[:, 64:128], buffer.at[:, 64:128], sems.at[1])
-        left.start()
-        right.start()
-        left.wait()
-        buffer[:, 0:64] = buffer[:, 0:64] + 1.0
-        right.wait()
-        even = make_async_copy(buffer.at[ds(0, 4, 2)], o_ref.at[ds(0, 4, 2)], sems.at[0])
-        even.start()
-        buffer[ds(1, 4, 2)] = buffer[ds(1, 4, 2)] * 2.0
-        odd = make_async_copy(buffer.at[ds(1, 4, 2)], o_ref.at[ds(1, 4, 2)], sems.at[1])
-        odd.start()
-        even.wait()
-        odd.wait()
-
-    findings = record(kernel, tiles(), scratch_shapes=(BUFFER, DMA((2,))))[0]
-    assert {finding.kind for finding in findings} == {Kind.ALIGNMENT}  # the compiler wants whole lanes, no strides
-
-
-def test_prefetch_into_the_other_slot():
-    def kernel(x_ref, o_ref, buffer, sems):
-        def copy(step):
-            return make_async_copy(x_ref, buffer.at[step % 2], sems.at[step % 2])
-
-        copy(0).start()
-
-        def body(step, carry):
-            copy(step + 1).start()
-            copy(step).wait()
-            o_ref[...] = buffer[step % 2]
-            return carry
-
-        fori_loop(0, 20, body, None)
-        copy(20).wait()
-
-    assert record(kernel, tiles(), scratch_shapes=(SLOTS, DMA((2,))), out_specs=VMEM)[0] == ()
-
-
-def test_barriers_one_after_the_other_on_one_semaphore():
-    def kernel(x_ref, o_ref, inbox, send, recv):
-        left, right = neighbours()
-        for _ in range(3):
-            meet(left, right)
-            meet(left, right)
-            copy = make_async_remote_copy(x_ref, inbox, send, recv, device_id=right)
-            copy.start()
-            copy.wait()
-            o_ref[...] = inbox[...]
-
-    declared = {"scratch_shapes": (BUFFER, DMA, DMA), "out_specs": VMEM, "collective_id": 1}
-    assert record(kernel, tiles(3), mesh=3, **declared)[0] == ()
