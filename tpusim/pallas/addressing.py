@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tpusim.pallas import internals
+from tpusim.pallas import internals, ranges
 from tpusim.pallas.block import Block, Value
 from tpusim.pallas.index_lists import IndexList, index_list
 from tpusim.pallas.lowered import Lowered
@@ -40,6 +40,8 @@ class Addressing:
     """Names of regions that are not plain."""
     scalars: dict[str, str]
     """Names of regions that are one element of SMEM, and its index."""
+    limits: dict[str, ranges.Range]
+    """What is known of names that are assigned once."""
     accesses: dict[int, set[tuple[int, ...] | None]]
     """For each slot how it is accessed: all of it in a shape, one scalar, or otherwise (``None``)."""
 
@@ -178,7 +180,7 @@ class Addressing:
         flat = "0"
         for part, extent in zip(parts, symbol.shape, strict=True):
             text = str(part)
-            if not (text.isdigit() and int(text) < extent):
+            if not ranges.within(ranges.of_code(text, self.limits), (0, extent - 1)):
                 self.emit(f"if not 0 <= {text} < {extent}: rt.bad_semaphore({symbol.name!r}, {text}, {extent})")
             flat = text if flat == "0" else f"({flat}) * {extent} + {text}"
         return f"{table}[p{symbol.slot}][{flat}]"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 from tpusim.pallas import internals
@@ -244,6 +245,9 @@ def _axis_index(lowering: Lowering, block: Block, eqn: Any) -> None:
     names = tuple(name for name in ((axes,) if isinstance(axes, str) else axes) if name in lowering.axes)
     # An axis that the mesh does not have is that of the kernel's own cores, of which there is one.
     lowering.bind_python(eqn.outvars[0], f"rt.axis_index({names!r})" if names else "0")
+    found = lowering.env.get(eqn.outvars[0])
+    if found is not None:
+        lowering.limits[found.code] = 0, prod(lowering.axes[name] for name in names) - 1
 
 
 def _program_id(lowering: Lowering, block: Block, eqn: Any) -> None:

@@ -15,6 +15,7 @@ that returns nothing to iterate over.  An index map returns its block.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
@@ -28,12 +29,14 @@ from tpusim.pallas import internals, scalar_ops
 from tpusim.pallas.addressing import Addressing
 from tpusim.pallas.block import Block, Value, is_integer
 from tpusim.pallas.lowered import Lowered, Origin, where_of_origin
+from tpusim.pallas.ranges import Range
 from tpusim.pallas.segments import Segment, known_part
 from tpusim.pallas.symbols import RefSymbol, SemaphoreSymbol
 from tpusim.pallas.work import Work
 from tpusim.specs import SPARSE, MemorySpace
 
 _FILES = count(1)
+_NAME = re.compile(r"\b[a-z]\d+\b")
 
 Rule = Callable[["Lowering", "Block", Any], None]
 """Lowers one equation."""
@@ -82,6 +85,12 @@ class Lowering(Addressing):
         self.out = Lowered("", [])
         self.touched = set()
         self.views = set()
+        self.limits: dict[str, Range] = {}
+        """What is known of names that are assigned once."""
+        self.definitions: dict[str, scalar_ops.Definition] = {}
+        """How the names of scalars came to be."""
+        self.lines_of: dict[int, str] = {}
+        """Lines, by number, that are there for one name alone."""
         self.copies: list[tuple[int, int]] = []
         self.choices: list[tuple[int, int, str, int]] = []
         self.scalars = {}
@@ -103,6 +112,7 @@ class Lowering(Addressing):
         for line, slot in self.copies:
             if slot not in self.out.written or slot in self.out.held:
                 self._replace(line, "pass")
+        self._drop_unused()
         self.out.source = self._assemble()
         self.out.filename = f"<tpusim {name} {next(_FILES)}>"
 
@@ -138,6 +148,19 @@ class Lowering(Addressing):
             self.choices.append((len(self.lines), *held, source))
         self.lines.append("    " * self.depth + line)
         self.origins.append(self.current)
+
+    def drop_unless_used(self, name: str, first: int) -> None:
+        """The lines from ``first`` on only give a name its value."""
+        self.lines_of.update(dict.fromkeys(range(first, len(self.lines)), name))
+
+    def _drop_unused(self) -> None:
+        used: set[str] = set()
+        for number in reversed(range(len(self.lines))):
+            name = self.lines_of.get(number)
+            if name is None or name in used:
+                used.update(_NAME.findall(self.lines[number]))
+            else:
+                self._replace(number, "pass")
 
     def fresh(self, prefix: str = "v") -> str:
         """A new name."""

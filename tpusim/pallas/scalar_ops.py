@@ -1,6 +1,7 @@
 """Integer and boolean scalars of a kernel: JAX primitives as Python expressions, exact to the bit.
 
-An int32 result is wrapped only where it can leave its range; the test is one comparison.  Floating
+A result is wrapped only where it can leave the range of its type (see `ranges`); the test is one comparison.
+JAX's modulo and floor division, half a dozen equations each, are found again and become Python's.  Floating
 point scalars are not here: they stay arrays, so that they round as JAX rounds.
 """
 
@@ -10,6 +11,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from tpusim.pallas import ranges
 
 if TYPE_CHECKING:
     from tpusim.pallas.lower import Lowering
@@ -163,7 +166,7 @@ TABLE: dict[str, Rule] = {
 
 
 def _is_literal(code: str) -> bool:
-    return code in ("True", "False") or code.lstrip("-").isdigit()
+    return ranges.literal_of(code) is not None
 
 
 def _fold(expression: str, dtype: Any) -> int | bool:
@@ -172,21 +175,78 @@ def _fold(expression: str, dtype: Any) -> int | bool:
     return bool(value) if dtype == np.bool_ else wrap(int(value), dtype.itemsize * 8, dtype.kind == "i")
 
 
+Definition = tuple[str, tuple[str, ...]]
+"""How a name came to be: a primitive and its operands."""
+
+
+def _python_operator(lowering: Lowering, which: str, plain: str, corrected: str) -> tuple[str, str, str] | None:
+    """``("%", a, n)`` or ``("//", a, n)`` where a select corrects a rounding towards zero, for a positive literal n.
+
+    ``plain`` is the remainder or quotient, ``corrected`` n more or 1 less, taken where the signs of a and n differ
+    and there is a remainder.
+    """
+    definitions = lowering.definitions
+    name, operands = definitions.get(plain, ("", ()))
+    both, conditions = definitions.get(which, ("", ()))
+    if name not in ("rem", "div") or both != "and":
+        return None
+    a, n = operands
+    if (ranges.literal_of(n) or 0) <= 0:
+        return None
+    tests = {definitions.get(condition) for condition in conditions}
+    change = definitions.get(corrected)
+    if name == "rem":
+        found = change == ("add", (plain, n)) and tests == {("lt", (plain, "0")), ("ne", (plain, "0"))}
+        return ("%", a, n) if found else None
+    negated = {d[1][1]: definitions.get(d[1][0]) for d in tests if d is not None and d[0] == "ne"}
+    found = change == ("sub", (plain, "1")) and negated == {"1": ("sign", (a,)), "0": ("rem", (a, n))}
+    return ("//", a, n) if found else None
+
+
+def _expression(eqn: Any, operands: list[str], limits: list[ranges.Range]) -> str:
+    name = eqn.primitive.name
+    if name == "rem" and limits[0][0] >= 0 and limits[1][0] > 0:
+        return f"({operands[0]} % {operands[1]})"
+    if name == "ne" and operands[1] == "False":
+        return operands[0]
+    return TABLE[name](operands, eqn)
+
+
+def _limits(lowering: Lowering, code: str, dtype: Any) -> ranges.Range:
+    return ranges.of_code(code, lowering.limits) or ranges.of_type(dtype)
+
+
 def lower(lowering: Lowering, eqn: Any) -> None:
     """Emit one equation all of whose operands are Python numbers."""
-    name = eqn.primitive.name
-    operands = [lowering.read(var).code for var in eqn.invars]
-    expression = TABLE[name](operands, eqn)
-    var = eqn.outvars[0]
-    if all(_is_literal(operand) for operand in operands):
-        expression = repr(_fold(expression, var.aval.dtype))
-    lowering.bind_python(var, expression)
+    name, var = eqn.primitive.name, eqn.outvars[0]
     dtype = var.aval.dtype
-    if name in WRAPS and dtype.kind in "iu":
-        found = lowering.env.get(var)
-        if found is not None and not found.code.lstrip("-").isdigit():
-            low, high = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
-            code = found.code
-            lowering.emit(
-                f"if not {low} <= {code} <= {high}: {code} = wrap({code}, {_width(eqn)}, {dtype.kind == 'i'})"
-            )
+    operands = [lowering.read(operand).code for operand in eqn.invars]
+    limits = [_limits(lowering, code, v.aval.dtype) for code, v in zip(operands, eqn.invars, strict=True)]
+    exact, whole = ranges.of_result(name, limits), ranges.of_type(dtype)
+    rounded = _python_operator(lowering, *operands) if name == "select_n" and len(operands) == 3 else None
+    if rounded is not None:
+        operator, a, n = rounded
+        exact = ranges.of_result(operator, [_limits(lowering, a, dtype), _limits(lowering, n, dtype)])
+    is_inside = ranges.within(exact, whole)
+    if all(map(_is_literal, operands)):
+        expression = repr(_fold(TABLE[name](operands, eqn), dtype))
+    elif exact is not None and is_inside and exact[0] == exact[1]:
+        expression = repr(bool(exact[0]) if dtype == np.bool_ else exact[0])
+    elif rounded is not None:
+        expression = f"({a} {operator} {n})"
+    else:
+        expression = _expression(eqn, operands, limits)
+    first = len(lowering.lines)
+    lowering.bind_python(var, expression)
+    found = lowering.env.get(var)
+    if found is None:
+        return
+    code = found.code
+    if name in WRAPS and dtype.kind in "iu" and not _is_literal(code) and not is_inside:
+        low, high = whole
+        lowering.emit(f"if not {low} <= {code} <= {high}: {code} = wrap({code}, {_width(eqn)}, {dtype.kind == 'i'})")
+    if len(lowering.lines) > first:
+        lowering.definitions[code] = name, tuple(operands)
+        lowering.drop_unless_used(code, first)
+        if exact is not None and is_inside:
+            lowering.limits[code] = exact

@@ -10,7 +10,7 @@ from jax import tree_util
 
 from tpusim.errors import DeviceIdError, SemaphoreKindError
 from tpusim.findings import Finding, Kind
-from tpusim.pallas import internals
+from tpusim.pallas import internals, ranges
 from tpusim.pallas.block import Block, Value
 from tpusim.pallas.lower import Lowering, Rule
 from tpusim.pallas.symbols import SemaphoreSymbol
@@ -75,9 +75,10 @@ def _start(lowering: Lowering, block: Block, eqn: Any, operands: Sequence[Any]) 
         lowering.emit(f"rt.unsupported('add=True is not supported on a TensorCore.', {site})")
     if src_sem is not None and device is None:
         lowering.emit(f"rt.unsupported('a source semaphore on a local copy is not supported on a TensorCore.', {site})")
-    lowering.emit(
-        f"if {source_region}.shape != {target_region}.shape: rt.different_shapes({source_region}, {target_region})"
-    )
+    if source_region != target_region:
+        lowering.emit(
+            f"if {source_region}.shape != {target_region}.shape: rt.different_shapes({source_region}, {target_region})"
+        )
     extra = f", {priority}, {add}" if priority or add else ""
     lowering.emit(
         f"core.start(buf[p{source.slot}], {source_region}, {dst_buffer}, {target_region}, {send}, {receive}, "
@@ -183,6 +184,8 @@ def _device_of_cores(lowering: Lowering, block: Block, device_id: Any, eqn: Any)
 
 def _index(lowering: Lowering, code: str) -> str:
     total = prod(lowering.axes.values())
+    if ranges.within(ranges.of_code(code, lowering.limits), (0, total - 1)):
+        return code
     name = lowering.fresh("d")
     lowering.emit(f"{name} = {code}")
     lowering.emit(f"if not 0 <= {name} < {total}: rt.bad_device({name})")
