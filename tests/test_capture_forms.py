@@ -296,6 +296,29 @@ def test_a_core_map_over_refs() -> None:
     np.testing.assert_array_equal(run(X + 1), X * 2 + 3)
 
 
+def test_a_core_map_over_refs_made_outside() -> None:
+    """Twice on the same refs, with arithmetic on them in between."""
+
+    def fn(x: Any) -> Any:
+        x_ref, y_ref = jax.new_ref(x), jax.new_ref(jnp.zeros_like(x))
+        for _ in range(2):
+
+            @pl.core_map(core_mesh(1))
+            def _() -> None:
+                pl.run_scoped(partial(core_body, x_ref, y_ref), pltpu.VMEM(SHAPE, jnp.float32), DMA(()))
+
+            x_ref[...] = y_ref[...] + 1
+        return y_ref[...], x_ref[0]
+
+    for way in (fn, jax.jit(fn)):
+        run = tpusim.pallas.simulate(way)
+        for x in (X, X + 1):
+            y, row = run(x)
+            np.testing.assert_array_equal(y, (x * 2 + 1) * 2)
+            np.testing.assert_array_equal(row, (x * 2 + 1)[0] * 2 + 1)
+        assert len(run.result.calls) == 2
+
+
 def test_a_core_kernel_that_talks_to_other_devices() -> None:
     def kernel(x_ref: Any, o_ref: Any, send: Any, receive: Any) -> None:
         copy = pltpu.make_async_remote_copy(

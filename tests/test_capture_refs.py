@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tpusim
-from tpusim.errors import MemorySpaceError, OutOfBoundsError, RaceError, ShapeMismatchError
+from tpusim.errors import DeadlockError, MemorySpaceError, OutOfBoundsError, RaceError, ShapeMismatchError
 
 jax = pytest.importorskip("jax", reason="needs jax: pip install 'tpusim[pallas]'")
 jnp = jax.numpy
@@ -247,6 +247,30 @@ def test_a_part_of_a_reshaped_ref_that_is_no_box(meets: bool) -> None:
         want = np.zeros_like(TILES)
         want[3:6], want[7] = TILES[3:6], 1
         np.testing.assert_array_equal(out, want)
+
+
+@pytest.mark.parametrize("is_enough", [True, False])
+def test_a_wait_for_several_copies_may_leave_the_ref_that_says_how_many(is_enough: bool) -> None:
+    """A wait needs a semaphore and a number of bytes; it accesses nothing."""
+
+    def kernel(n_ref: Any, x_ref: Any, o_ref: Any, v: Any, sem: Any) -> None:
+        for i in range(4):
+            pltpu.make_async_copy(x_ref.at[i], v.at[i], sem).start()
+        rows = v.at[0, pl.ds(0, n_ref[0])]
+        pltpu.make_async_copy(rows, rows, sem).wait()
+        pltpu.sync_copy(v, o_ref)
+
+    options = {"spaces": ["smem", "hbm"], "out_spaces": ["hbm"]}
+    options["scratch"] = [pltpu.VMEM((4, 8, 128), jnp.float32), DMA(())]
+    x, rows = (
+        np.random.default_rng(0).normal(size=(4, 8, 128)).astype(np.float32),
+        np.array([32 if is_enough else 40], np.int32),
+    )
+    if is_enough:
+        np.testing.assert_array_equal(run(kernel, (x.shape, np.float32), rows, x, **options), x)
+        return
+    with pytest.raises(DeadlockError, match="waits for 20480 B on sem"):
+        run(kernel, (x.shape, np.float32), rows, x, **options)
 
 
 @pytest.mark.parametrize("verb", ["load", "store"])

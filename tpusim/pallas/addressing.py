@@ -108,12 +108,39 @@ class Addressing:
         return symbol, name
 
     def nbytes(self, block: Block, ref: Any, eqn: Any) -> str:
-        """An expression for the bytes of a region."""
+        """An expression for the bytes of a region that is waited for: nothing is accessed, so it may leave its ref."""
         listed = self._index_list(block, ref, eqn)
         if listed is None:
-            return f"{self.region(block, ref, eqn, reads=True)[1]}.nbytes"
+            symbol, keys = self.resolve(block, ref, eqn)
+            dynamic = dynamic_names(keys)
+            is_cut = bool(keys) and not isinstance(keys[-1], View)
+            is_cast = any(isinstance(key, View) and key.function == "bitcast" for key in keys)
+            if (
+                not isinstance(symbol, RefSymbol)
+                or not (dynamic and is_cut)
+                or is_cast
+                or (symbol.slot, str(keys)) in block.regions
+            ):
+                return f"{self.region(block, ref, eqn, reads=True)[1]}.nbytes"
+            return self._size(symbol, keys, dynamic, eqn)
         whole = self.region(block, listed.base, eqn, reads=True)[1]
         return f"{whole}.nbytes // {listed.extent} * {listed.length}"
+
+    def _size(self, symbol: RefSymbol, keys: list[Step], dynamic: list[str], eqn: Any) -> str:
+        """An expression for the bytes that dynamic indices take of a buffer."""
+        self.touched.add(symbol.slot)
+        self._note_access(symbol, keys, None, eqn)
+        cache, name = self.fresh("c"), self.fresh("b")
+        self.setup.append(f"{cache} = {{}}")
+        look_up = dynamic[0] if len(dynamic) == 1 else f"({', '.join(dynamic)})"
+        extents = [part[1] for part in keys[-1] if isinstance(part, tuple)]
+        region = region_code(f"w{symbol.slot}", keys)
+        self.emit(f"{name} = {cache}.get({look_up})")
+        self.emit(
+            f"if {name} is None: {name} = {cache}[{look_up}] = "
+            f"rt.size_of(lambda: {region}, w{symbol.slot}, ({''.join(f'{extent}, ' for extent in extents)}))"
+        )
+        return name
 
     def _index_list(self, block: Block, ref: Any, eqn: Any) -> IndexList | None:
         try:

@@ -119,6 +119,15 @@ class Frame(SubcoreOperations):
             raise error_for(self.core.machine.findings[-1])
         return self.peek(buffer, region)
 
+    def size_of(self, region: Callable[[], Region], whole: Region, extents: Sequence[int]) -> int:
+        """The bytes of a region; those of its extents where it leaves the buffer, as one that is waited for may."""
+        try:
+            return region().nbytes
+        except OutOfBoundsError:
+            if min(extents, default=0) < 0:
+                raise
+            return -(-prod(extents) * whole.spec.bits // 8)
+
     def load_masked(self, buffer: Buffer, region: Region, mask: Any, site: Any) -> Any:
         """The values of a region of which only those under a mask are looked at; under one that is not known, all."""
         part = self._masked(region, mask)

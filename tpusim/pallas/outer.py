@@ -58,6 +58,7 @@ class Plans:
         self._plans: dict[int, tuple[Any, list[Any]]] = {}
         self._special: dict[int, tuple[Any, bool]] = {}
         self._bodies: dict[int, tuple[Any, Any]] = {}
+        self._plain: dict[int, tuple[Any, tuple[Any, Sequence[Any]] | None]] = {}
 
     def steps(self, jaxpr: Any) -> list[Any]:
         """The steps of a jaxpr."""
@@ -81,6 +82,15 @@ class Plans:
         if found is None:
             found = self._bodies[id(eqn)] = (eqn, internals.without_refs(eqn.params["jaxpr"]))
         return found[1]
+
+    def without_own_refs(self, jaxpr: Any, consts: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
+        """A jaxpr and its constants; one that makes refs (``jax.new_ref``) as one over arrays."""
+        found = self._plain.get(id(jaxpr))
+        if found is None:
+            makes_refs = any(internals.is_ref(var.aval) for eqn in jaxpr.eqns for var in eqn.outvars)
+            body = internals.open_jaxpr(internals.without_refs(jaxpr, consts)) if makes_refs else None
+            found = self._plain[id(jaxpr)] = (jaxpr, body)
+        return (jaxpr, consts) if found[1] is None else found[1]
 
     def _holds_special(self, jaxpr: Any) -> bool:
         found = self._special.get(id(jaxpr))
@@ -117,6 +127,7 @@ class Evaluator:
 
     def evaluate(self, jaxpr: Any, consts: Sequence[Any], values: Sequence[Any], into: Sequence[Any] = ()) -> list[Any]:
         """Values of the results; ``into``: arrays in which a kernel may put them, or ``None``."""
+        jaxpr, consts = self.plans.without_own_refs(jaxpr, consts)
         env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=False))
         places = {var: place for var, place in zip(jaxpr.outvars, into, strict=False) if place is not None}
         env.update(zip(jaxpr.invars, values, strict=True))

@@ -223,8 +223,8 @@ def is_plain(dtype: Any) -> bool:
     return isinstance(dtype, np.dtype)
 
 
-def without_refs(closed: Any) -> Any:
+def without_refs(closed: Any, consts: Sequence[Any] = ()) -> Any:
     """A jaxpr over refs as one over arrays, which returns the refs' last values behind its results."""
     if isinstance(closed, _core.Jaxpr) and _core.has("ClosedJaxpr"):
-        closed = _core.ClosedJaxpr(closed, ())
+        closed = _core.ClosedJaxpr(closed, consts)
     return _discharge.discharge_state(closed)
