@@ -462,6 +462,18 @@ def test_ignored_indices_scatter_nothing() -> None:
     np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.filterwarnings("ignore:jax.experimental.pallas.core_map is deprecated")
+def test_a_core_map_over_refs_made_outside() -> None:
+    """Refs without a memory space lie in HBM."""
+
+    def fn(*arrays: Any) -> Any:
+        x_ref, i_ref, o_ref = (jax.new_ref(array) for array in (*arrays, jnp.zeros(*OUT)))
+        pl.core_map(subcores(), scratch_shapes=list(ROWS))(partial(gather, x_ref, i_ref, o_ref))
+        return o_ref[...]
+
+    np.testing.assert_array_equal(run(jax.jit(fn), TABLE, LISTED), TABLE[LISTED])
+
+
 def test_what_has_no_model_says_so() -> None:
     def body(i_hbm: Any, o_hbm: Any, count: Any) -> None:
         plsc.fetch_and_add(count.at[0], jnp.int32(1), subcore_id=jnp.int32(0))

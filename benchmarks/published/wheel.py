@@ -31,8 +31,14 @@ def install() -> None:
     package = types.ModuleType("tpu_inference")
     package.__path__ = [str(unpacked() / "tpu_inference")]
     sys.modules["tpu_inference"] = package
-    _stand_in("logger", init_logger=logging.getLogger)
-    _stand_in("utils", get_device_name=lambda *_: "TPU v6e", get_dtype_packing=_packing, TPU_HEAD_SIZE_ALIGNMENT=128)
+    _stand_in("logger", init_logger=_logger)
+    _stand_in(
+        "utils",
+        get_device_name=lambda *_: "TPU v6e",
+        get_dtype_packing=_packing,
+        align_to=lambda size, multiple: -(-size // multiple) * multiple,
+        TPU_HEAD_SIZE_ALIGNMENT=128,
+    )
     import tpu_inference.kernels.ragged_paged_attention.v3.util as util
 
     util.get_tpu_version = lambda: 6  # it asks jax.devices(), which are CPUs
@@ -42,6 +48,12 @@ def _stand_in(name: str, **values: Any) -> None:
     module = types.ModuleType(f"tpu_inference.{name}")
     vars(module).update(values)
     sys.modules[module.__name__] = module
+
+
+def _logger(name: str) -> Any:
+    logger: Any = logging.getLogger(name)
+    logger.warning_once = logger.warning
+    return logger
 
 
 def _packing(dtype: Any) -> int:

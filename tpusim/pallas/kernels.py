@@ -62,6 +62,7 @@ class CapturedKernel:
             aliases={contents.num_prefetch + contents.num_inputs + out: source for source, out in contents.aliases},
             cores=contents.cores,
             is_sparse=contents.is_sparse,
+            default=contents.default,
         ).out
         if contents.cores:
             check_arguments(self, eqn)

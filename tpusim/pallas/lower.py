@@ -58,6 +58,7 @@ class Lowering(Addressing):
         aliases: Mapping[int, int] | None = None,
         cores: Mapping[str, int] = MappingProxyType({}),
         is_sparse: bool = False,
+        default: MemorySpace = MemorySpace.VMEM,
     ) -> None:
         self.rules = rules
         self.cores = cores
@@ -101,7 +102,7 @@ class Lowering(Addressing):
         for var, integer in zip(integers, self.integers, strict=True):
             self.env[var] = Value(integer, True)
         for position, (var, argument) in enumerate(zip(refs, argument_names, strict=True)):
-            kind = self.ref_type(var.aval)
+            kind = self.ref_type(var.aval, default)
             self._argument(var, argument, kind, position)
         results = self.lower_jaxpr(jaxpr)
         self.emit(f"return ({''.join(f'{value.code}, ' for value in results)})")
@@ -194,9 +195,9 @@ class Lowering(Addressing):
         self.out.arguments.append((name, kind))
         self.add_slot(var, name, kind)
 
-    def ref_type(self, aval: Any) -> internals.RefType:
-        """The type of a ref; VMEM is that of a subcore where the kernel runs on them."""
-        kind = internals.ref_type(aval)
+    def ref_type(self, aval: Any, default: MemorySpace = MemorySpace.VMEM) -> internals.RefType:
+        """The type of a ref, without a memory space in ``default``; VMEM is a subcore's where those run the kernel."""
+        kind = internals.ref_type(aval, default)
         if self.is_sparse and kind.space is MemorySpace.VMEM:
             return kind._replace(space=MemorySpace.SUBCORE_VMEM)
         return kind

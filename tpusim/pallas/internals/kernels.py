@@ -15,6 +15,7 @@ from tpusim.pallas.internals.jaxprs import Literal, not_modelled, open_jaxpr
 from tpusim.pallas.internals.refs import key_words
 from tpusim.pallas.internals.versions import PrivateModule
 from tpusim.pipeline import Dim
+from tpusim.specs import MemorySpace
 
 _pallas_core = PrivateModule("jax._src.pallas.core")
 _mosaic_core = PrivateModule("jax._src.pallas.mosaic.core")
@@ -43,7 +44,7 @@ class KernelCall(NamedTuple):
     """What a ``pallas_call`` equation holds; ``grid`` has ``None`` where the bound is an operand.
 
     ``cores``: axes of the cores of a device that run it, if it is more than the one TensorCore; ``is_sparse``: they are
-    those of SparseCores.
+    those of SparseCores; ``default``: where a ref without a memory space lies.
     """
 
     name: str
@@ -62,6 +63,7 @@ class KernelCall(NamedTuple):
     out_avals: tuple[Any, ...]
     cores: dict[str, int]
     is_sparse: bool
+    default: MemorySpace
 
 
 def kernel_call(eqn: Any) -> KernelCall:
@@ -93,14 +95,17 @@ def kernel_call(eqn: Any) -> KernelCall:
         out_avals=tuple(params["out_avals"]),
         cores={},
         is_sparse=False,
+        default=MemorySpace.VMEM,
     )
 
 
 def core_axes(eqn: Any) -> dict[str, int]:
     """The axes of the cores of a device that run a kernel's equation; none where that is its one TensorCore."""
-    if eqn.primitive.name != "mpmd_map":
-        return {}
     params = eqn.params
+    if eqn.primitive.name == "core_map":  # of jax 0.10, over refs that are still to go
+        params = {"meshes": (params["mesh"],), "external_meshes": ()}
+    elif eqn.primitive.name != "mpmd_map":
+        return {}
     for mesh in (*params["meshes"], *params["external_meshes"]):
         if not isinstance(mesh, TensorCoreMesh | ScalarSubcoreMesh | VectorSubcoreMesh):
             raise not_modelled(f"mpmd_map: a kernel on a {type(mesh).__name__}", eqn)
@@ -138,6 +143,7 @@ def _core_kernel(eqn: Any) -> KernelCall:
         out_avals=outputs,
         cores=cores,
         is_sparse=is_sparse,
+        default=MemorySpace.HBM if is_sparse else MemorySpace.ANY,  # as each mesh says
     )
 
 
