@@ -74,7 +74,9 @@ def _divide(a: Range, n: Range) -> Range | None:
 
 
 def _modulo(a: Range, n: Range) -> Range:
-    return a if a[0] >= 0 and a[1] < n[0] else (0, n[1] - 1)
+    if n[0] == n[1] and a[0] // n[0] == a[1] // n[0]:
+        return a[0] % n[0], a[1] % n[0]
+    return 0, n[1] - 1
 
 
 def _both(a: Range, b: Range) -> Range | None:
