@@ -300,6 +300,14 @@ def test_a_browser_draws_the_page_and_clicks_work(tmp_path):
         columns = (np.abs(whole - np.array([0x12, 0x85, 0x7C])).max(axis=2) <= 12).any(axis=0)
         assert 0.4 < columns.mean() < 0.9
 
+        # what is out of sight is painted when it comes into it
+        strip = "Bokeh.documents.flatMap((doc) => doc.roots()).find((each) => each.name == 'chain')"
+        tab.wait_for(f"{strip}.hold_render && !{FIGURE}.hold_render")
+        box(tab, "#path .bk-Figure")
+        tab.wait_for(f"!{strip}.hold_render")
+        box(tab, "footer")
+        tab.wait_for(f"{strip}.hold_render && {FIGURE}.hold_render")
+
         # a link of the critical path shows itself in the timeline
         box(tab, "#chain-links summary")
         tab.run("document.querySelector('#chain-links summary').click()")
@@ -309,6 +317,7 @@ def test_a_browser_draws_the_page_and_clicks_work(tmp_path):
             "(({from, to}) => [+from, +to])(document.querySelector('#chain-links tr.go:nth-child(5)').dataset)"
         )
         assert 0 <= start < row[0] < row[1] < end < 10
+        tab.wait_for(f"!{FIGURE}.hold_render")
         closer = seen(tab)
         assert np.abs(closer[: whole.shape[0]] - whole).max() > 100
 

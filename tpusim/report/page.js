@@ -24,6 +24,21 @@
       figure.y_range.setv({start: at + rows / 2 + 0.5, end: at - rows / 2 + 0.5});
     document.getElementById("timeline").scrollIntoView();
   }
+  /* Figures that share their axis move together; those out of sight are painted when they come into it. */
+  function holdWhatIsOutOfSight() {
+    if (!(window.Bokeh && Bokeh.documents.length && Bokeh.documents.every((doc) => doc.is_idle)))
+      return void setTimeout(holdWhatIsOutOfSight, 50);
+    const figures = new Map();
+    const watch = new IntersectionObserver((seen) => {
+      for (const {target, isIntersecting} of seen) figures.get(target).hold_render = !isIntersecting;
+    }, {rootMargin: "200px"});
+    for (const place of document.querySelectorAll("[data-root-id]")) {
+      const root = Bokeh.documents.flatMap((doc) => doc.roots()).find((each) => each.id === place.dataset.rootId);
+      const drawn = place.firstElementChild; // the place itself has no box
+      if (root && drawn) figures.set(drawn, root), watch.observe(drawn);
+    }
+  }
+  holdWhatIsOutOfSight();
   document.addEventListener("click", (event) => {
     const row = event.target.closest("tr.go");
     if (row) show(+row.dataset.from, +row.dataset.to, +row.dataset.row);
