@@ -34,6 +34,7 @@ class Part(NamedTuple):
 
 
 PARTS = {
+    "floors": Part("What this machine asks for the parts of a run", ("floors.py",), ()),
     "import": Part("`import tpusim`, and the same of NumPy", ("all.py", "--imports"), ()),
     "native": Part("Native ring all-gather beside a bare SimPy loop", ("native.py",), ("--repeats", "3")),
     "native-checked": Part("The same with the race judge", ("native.py", "--checks", "observed", "--most", "64"), ()),
