@@ -245,6 +245,55 @@ def gdn_v2(mesh: Any) -> Built:
     return Built(lambda *values: fn(**dict(zip(names, values, strict=True))), arrays, (last, out), 5e-2, keep)
 
 
+def quantized_matmul(mesh: Any) -> Built:
+    """Weights of int8 with a scale a row."""
+    import jax.numpy as jnp
+
+    kernel = kernels("quantized_matmul.kernel").quantized_matmul_kernel
+    blocks = kernels("quantized_matmul.tuned_block_sizes").TunedValue(64, 128, 256)
+    generator = rng()
+    x, weights = normal(generator, (128, 512), jnp.bfloat16), generator.integers(-127, 128, (256, 512)).astype(np.int8)
+    scales = (generator.random(256) / 100).astype(np.float32)
+    want = x.astype(np.float32) @ (weights * scales[:, None]).T
+    return Built(partial(kernel, tuned_value=blocks), (x, weights, scales), want, tolerance=2e-2)
+
+
+def flash_attention(mesh: Any) -> Built:
+    """Two heads of 256 positions in blocks of 128."""
+    module = kernels("flash_attention.kernel")
+    q, k, v = (normal(rng(), (1, 2, 256, 128)) + i / 8 for i in range(3))
+    want = module.mha_reference(q, k, v, None, causal=True, sm_scale=0.1)
+    sizes = module.BlockSizes(128, 128, 128, 1)
+    return Built(partial(module.flash_attention, causal=True, sm_scale=0.1, block_sizes=sizes), (q, k, v), want)
+
+
+def ragged_gather_v2(mesh: Any) -> Built:
+    """512 rows by index, on SparseCores, through a core_map over refs."""
+    import jax.numpy as jnp
+
+    kernel = kernels("sparse_core.ragged_gather_v2").ragged_gather_v2
+    x, indices = normal(rng(), (512, 1024), jnp.bfloat16), rng().integers(0, 512, 512).astype(np.int32)
+    return Built(kernel, (x, indices, np.array([0], np.int32), np.array([512], np.int32)), x[indices], tolerance=0)
+
+
+def causal_conv1d(mesh: Any) -> Built:
+    """Two sequences that decode and two prefills, four taps, with the state of each."""
+    kernel = kernels("causal_conv1d.causal_conv1d").ragged_causal_conv1d
+    generator = rng()
+    counts, decode, taps, size = [1, 1, 30, 40], 2, 4, 256
+    sequences, tokens = len(counts), sum(counts)
+    x, state = normal(generator, (tokens, size)), normal(generator, (sequences, taps - 1, size))
+    weights, bias = normal(generator, (size, 1, taps)), normal(generator, (size,))
+    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    rows = [np.concatenate([state[i], x[starts[i] : starts[i + 1]]]) for i in range(sequences)]
+    windows = np.concatenate([np.lib.stride_tricks.sliding_window_view(part, taps, axis=0) for part in rows])
+    want = (windows * weights[:, 0]).sum(-1) + bias, np.stack([part[1 - taps :] for part in rows])
+    distribution = np.array([decode, decode, sequences], np.int32)
+    arrays = (x, state, weights, bias, starts, np.arange(sequences, dtype=np.int32), distribution,
+              np.ones(sequences, bool))  # fmt: skip
+    return Built(partial(kernel, kernel_size=taps, tile_size=16), arrays, want)
+
+
 RING, EXPERTS = {"x": 4}, {"data": 1, "model": 4}
 CASES = [
     Case("all_gather_matmul", all_gather_matmul, RING, "v6e:2x2"),
@@ -271,6 +320,10 @@ CASES = [
         "start_a2a_gather that stay on the device (a2a_gather_sem, at the end), and the wait for those that leave it "
         "shares send_sems with the scatter of the next expert, whose bytes may satisfy it",
     ),
+    Case("quantized_matmul", quantized_matmul, slice="v6e:1x1", is_quick=True),
+    Case("flash_attention", flash_attention, slice="v6e:1x1", is_quick=True),
+    Case("ragged_gather v2", ragged_gather_v2, slice="v7x:1x1x1"),
+    Case("causal_conv1d", causal_conv1d, slice="v6e:1x1"),
     Case("gdn v1", gdn, slice="v6e:1x1"),
     Case(
         "gdn v2", gdn_v2, slice="v6e:1x1", findings=("race", "uninitialised"),
