@@ -112,7 +112,11 @@ class Session:
     def _let_go(self) -> None:
         """Have the run freed with its result, not when the garbage collector comes by: it may hold much memory."""
         self.machine.hooks.clear()
-        weakref.finalize(self.log, self.machine.forget).atexit = False
+        for core in self.machine.cores:
+            core.stop()
+        # By a weak reference: what waits for its turn must not keep the machine, from which a way may lead to the log.
+        forget = weakref.WeakMethod(self.machine.forget)
+        weakref.finalize(self.log, _call, forget).atexit = False
 
     def abandon(self, error: FindingError) -> None:
         """Give an error from before the first event what there is of findings and result."""
@@ -169,6 +173,12 @@ class Session:
             rates=machine.fabric.rate_log,
             printed=tuple(self.printed),
         )
+
+
+def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:
+    found = method()
+    if found is not None:
+        found()
 
 
 def _machine(options: RunOptions, place: Place, observers: Sequence[Observer]) -> Machine:

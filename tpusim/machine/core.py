@@ -268,6 +268,10 @@ class Core:
         self.schedule(self, CORE + self.order + number, delay)
         return False
 
+    def stop(self) -> None:
+        """Let go of the program, which is over."""
+        self.resume = _not_running
+
     def _joined(self) -> None:
         self.callbacks = JOINED_CALLBACKS
         self.since_ps = self.env.now

@@ -260,6 +260,8 @@ class Program:
             while thread:
                 with contextlib.suppress(Exception):
                     thread.throw(greenlet.GreenletExit)
+        for executor in self.executors:
+            executor.np = None  # which holds the executor
         self.greenlets.clear()
         self.executors.clear()
 
