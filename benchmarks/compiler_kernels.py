@@ -1,4 +1,4 @@
-"""Twenty-five one-chip Pallas kernels of our own, on which times are compared with the TPU compiler's."""
+"""Twenty-six one-chip Pallas kernels of our own, on which times are compared with the TPU compiler's."""
 
 from __future__ import annotations
 

@@ -292,8 +292,8 @@ def test_an_own_chip_holds_only_what_differs(tmp_path):
         (
             "base = 'v5e'\n[cores]\nclock = 3",
             "FILE has an unknown entry 'cores'; did you mean 'core'? Possible: name, description, device_kind, "
-            "simulated, torus_dims, cost_table, core, hbm, vmem, smem, semaphores, ici, dma, sparsecore, sync, xla, "
-            "tiles",
+            "simulated, torus_dims, cost_table, has_flag_queues, core, hbm, vmem, smem, semaphores, ici, dma, "
+            "sparsecore, sync, xla, tiles",
         ),
         ("base = 'v5e'\nsync = 3", "FILE: 'sync' is a table of fields, not 3"),
         (

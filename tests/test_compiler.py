@@ -13,6 +13,7 @@ from tpusim.disk_cache import JsonCache
 from tpusim.errors import OptionError
 from tpusim.pallas import compiler
 from tpusim.pallas.compiler import Compiled, Program, compile_programs
+from tpusim.topology import Slice
 
 HAS_COMPILER = compiler.compiler_version() is not None
 needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="needs libtpu: pip install 'tpusim[tpu]'")
@@ -167,14 +168,14 @@ def pallas():
     return SimpleNamespace(jax=jax, jnp=jax.numpy, pl=pl)
 
 
-def _add(p, rows=512):
-    def kernel(a, b, o):
-        o[...] = a[...] + b[...]
+def _add(p, rows=512, inputs=2):
+    def kernel(*refs):
+        refs[-1][...] = sum(ref[...] for ref in refs[1:-1]) + refs[0][...]
 
     spec = p.pl.BlockSpec((256, 512), lambda i: (i, 0))
     shape = p.jax.ShapeDtypeStruct((rows, 512), p.jnp.float32)
-    call = p.pl.pallas_call(kernel, out_shape=shape, grid=(rows // 256,), in_specs=[spec] * 2, out_specs=spec)
-    return call, [shape, shape]
+    call = p.pl.pallas_call(kernel, out_shape=shape, grid=(rows // 256,), in_specs=[spec] * inputs, out_specs=spec)
+    return call, [shape] * inputs
 
 
 @pytest.mark.jax
@@ -244,6 +245,21 @@ def test_exact_cost_of_a_kernel_is_the_compilers(pallas, tmp_path, monkeypatch):
     busy = {compute.to_ps - compute.from_ps for compute in run.result.trace.computes if compute.operation == "compute"}
     (cost_ps,) = busy
     assert cost_ps * 1.5e-3 == pytest.approx(128 + 8, rel=0.1), "128 stores, one a cycle, and the latency of an add"
+
+
+@needs_compiler
+@pytest.mark.jax
+@pytest.mark.parametrize("chip", ["v5e", "v5p", "v6e"])
+@pytest.mark.parametrize("inputs", [1, 2, 3, 4, 5])
+def test_the_profile_of_the_compiler_takes_its_time(pallas, chip, inputs, tmp_path, monkeypatch):
+    from tpusim.pallas import simulate
+
+    monkeypatch.setenv("TPUSIM_CACHE", str(tmp_path))
+    call, shapes = _add(pallas, 4096, inputs)
+    whole = compiler.compile_function(call, shapes, chip)
+    run = simulate(call, slice=str(Slice.smallest(chip, 1)), chip="compiler", data=False, compute="exact")
+    run(*shapes)
+    assert run.result.time.us * run.result.place.chip.clock_hz / 1e6 == pytest.approx(whole.cycles, rel=0.06)
 
 
 @needs_compiler

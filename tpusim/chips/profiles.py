@@ -1,7 +1,7 @@
-"""The machine as the TPU compiler sees it: its start latencies of copies, and no contention for HBM.
+"""The machine as the TPU compiler sees it: its start latencies of copies, no contention for HBM, queues at sync flags.
 
 Times are compared with the compiler's own in this profile alone: on hardware the latencies are shorter, and copies
-share the memory.
+share the memory, whichever flag they count on.
 """
 
 from __future__ import annotations
@@ -42,4 +42,5 @@ def compiler_profile(chip: str, overrides: Mapping[str, Any] = MappingProxyType(
         )
     clock = load_chip(chip).clock_hz
     latencies = {f"dma.start_latency_{kind}": cycles / clock for kind, cycles in _CYCLES[chip].items()}
-    return load_chip(chip, {**latencies, "hbm.bandwidth": _NO_LIMIT, **overrides})
+    spec = load_chip(chip, {**latencies, "hbm.bandwidth": _NO_LIMIT, **overrides})
+    return spec.model_copy(update={"has_flag_queues": True})

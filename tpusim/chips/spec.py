@@ -230,6 +230,8 @@ class ChipSpec(BaseModel):
     """Axes of the chip's torus; ``None`` where it has none."""
     cost_table: str | None = None
     """The chip whose compute costs it uses, see :mod:`tpusim.costs`."""
+    has_flag_queues: bool = False
+    """Whether copies that count on one sync flag move one after the other, see :mod:`tpusim.machine.queues`."""
     core: CoreSpec
     hbm: HbmSpec
     vmem: VmemSpec

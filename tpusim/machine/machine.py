@@ -22,6 +22,7 @@ from tpusim.machine.core import JOINED_CALLBACKS, Core
 from tpusim.machine.dma import CORE, SOLVE
 from tpusim.machine.fabric import Fabric
 from tpusim.machine.memory import Buffer, Region, SpecCache, Tiling
+from tpusim.machine.queues import QueueFabric
 from tpusim.machine.reports import Reporting
 from tpusim.machine.semaphores import Semaphore, SemaphoreSpec
 from tpusim.machine.timing import Timing
@@ -97,7 +98,7 @@ class Machine(Reporting):
             self.tiling.granule_bytes = chip.sparsecore.granule.integer
         self.tiling.sublanes_by_bits[64] = self.tiling.sublanes_by_bits[32]
         self.wiring = self._wire() if ways is None else Wiring(ways)
-        self.fabric = Fabric(self.env, SOLVE)
+        self.fabric = (QueueFabric if chip.has_flag_queues else Fabric)(self.env, SOLVE)
         self.signal_callbacks: list[Callable[[Any], None]] = [self._signal]
         self.cores = [self.core_type(self, device) for device in range(len(devices))]
         self._coordinates = list(product(*map(range, axis_sizes.values())))

@@ -23,7 +23,7 @@ class SemaphoreSpec:
     not reset; only scopes that are over before it begins may use the same one.  Source: libtpu 0.0.50.1, v6e.
     """
 
-    __slots__ = ("home", "is_of_pipeline", "is_scoped", "kind", "name", "position", "shape", "size")
+    __slots__ = ("flag", "home", "is_of_pipeline", "is_scoped", "kind", "name", "position", "shape", "size")
 
     def __init__(
         self, position: int, name: str, kind: SemaphoreType, shape: tuple[int, ...], *, is_scoped: bool = False
@@ -31,6 +31,8 @@ class SemaphoreSpec:
         self.is_scoped = is_scoped
         self.home: Call | None = None
         """The call with whose entry they begin to live, for those that a call hands to later ones."""
+        self.flag = self
+        """The semaphores with which the compiled kernel has its sync flags in common: nobody's but its own."""
         self.position = position
         self.name = name
         self.kind = kind

@@ -30,7 +30,7 @@ from tpusim.native.scan import Scanned, scan
 from tpusim.native.transfers import DescriptorUse
 from tpusim.observe import Observer
 from tpusim.options import RunOptions
-from tpusim.pipeline import Pipeline, Stream, block_dims, control_ps
+from tpusim.pipeline import Pipeline, Stream, add_stream, block_dims, control_ps
 from tpusim.result import Result
 from tpusim.session import Session
 from tpusim.specs import BlockSpec, MemoryRef, MemorySpace, ShapeDtypeStruct
@@ -213,7 +213,7 @@ class Program:
         stream = Stream(self.call, name, operand, window, block_dims(shape), index_map, is_lent=is_lent, shares=shares)
         if is_input:
             self.streams[len(self.operands) - 1] = stream
-        (self.pipeline.inputs if is_input else self.pipeline.outputs).append(stream)
+        add_stream(self.pipeline.inputs if is_input else self.pipeline.outputs, stream)
         return stream.spec
 
     def _shard_indices(self, dims: tuple[tuple[str, ...], ...], shard: ShapeDtypeStruct) -> list[tuple[slice, ...]]:

@@ -21,7 +21,7 @@ from tpusim.pallas import internals
 from tpusim.pallas.internals.kernels import KernelCall
 from tpusim.pallas.lower import Lowering, Rule
 from tpusim.pallas.lowered import Lowered
-from tpusim.pipeline import IndexMap, Pipeline, Stream
+from tpusim.pipeline import IndexMap, Pipeline, Stream, add_stream
 from tpusim.specs import MemoryRef, MemorySpace
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class Operands:
             return
         index_map = None if lowered_map is None else lowered_map.on(self._scalars(), self.timing)
         stream = self._stream(position, array, ref, index_map, block.dims, block.windows)
-        (self.pipeline.inputs if position < first_output else self.pipeline.outputs).append(stream)
+        add_stream(self.pipeline.inputs if position < first_output else self.pipeline.outputs, stream)
 
     def _scalars(self) -> list[BufferSpec]:
         count = self.kernel.contents.num_prefetch

@@ -17,4 +17,5 @@ from tpusim.pipeline.loop import control_ps as control_ps
 from tpusim.pipeline.streams import Dim as Dim
 from tpusim.pipeline.streams import IndexMap as IndexMap
 from tpusim.pipeline.streams import Stream as Stream
+from tpusim.pipeline.streams import add_stream as add_stream
 from tpusim.pipeline.streams import block_dims as block_dims
