@@ -45,6 +45,8 @@ __all__ = ["own_folder"]  # the tests of this file run in a folder of their own
          "--trace-devices takes numbers and ranges such as 0-3,8, not '3-1'"),
         (["few.py", "--dtype", "int8"],
          "few.py: nothing takes a parameter 'dtype'; inputs() has: shape"),
+        (["bare.py", "--dtype", "int8"],
+         "bare.py: nothing takes a parameter 'dtype'; inputs() has: none"),
         (["k.py", "--param", "bm"], "--param takes KEY=VALUE such as bm=128, not 'bm'"),
         (["k.py", "--param", "bm=128"], "k.py: nothing takes a parameter 'bm'; inputs() has: shape, dtype, seed"),
         (["axis.py"], "there is no mesh axis '[red]y'; the kernel has ('x',)  [axis.py:35]"),
@@ -53,6 +55,7 @@ __all__ = ["own_folder"]  # the tests of this file run in a folder of their own
 def test_bad_arguments_are_one_line(tpusim, arguments, message):
     write("k.py")
     write("few.py", ('shape=(8, 128), dtype="float32", seed=0):', 'shape=(8, 128)):\n    dtype, seed = "float32", 0'))
+    write("bare.py", ('shape=(8, 128), dtype="float32", seed=0):', '):\n    shape, dtype, seed = (8,), "int8", 0'))
     write("axis.py", ('axis_size("x"), axis', 'axis_size("[red]y"), axis'))
     Path("broken.py").write_text("def (\n")
     Path("k.txt").write_text("")

@@ -266,7 +266,8 @@ def _known(loaded: KernelFile, job: Job) -> Mapping[str, Any]:
     known = {name for names in loaded.parameters.values() for name in names} | {"seed"}
     for name in job.parameters:
         if name not in known and not takes_any:
-            has = "; ".join(f"{function}() has: {', '.join(names)}" for function, names in loaded.parameters.items())
+            of = loaded.parameters.items()
+            has = "; ".join(f"{function}() has: {', '.join(names) or 'none'}" for function, names in of)
             raise OptionError(f"{loaded.path}: nothing takes a parameter {name!r}; {has}")
     return job.parameters
 
