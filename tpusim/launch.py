@@ -21,7 +21,8 @@ def entry_barrier(core: Core, site: Any, members: Sequence[int] | None = None, n
     Its semaphores, like every barrier semaphore, outlive the call.
     """
     machine = core.machine
-    first, *others = range(len(machine.cores)) if members is None else members
+    everyone: Sequence[int] = range(len(machine.cores)) if members is None else members
+    first, others = everyone[0], everyone[1:]  # of a range no list, which on a pod would be one on every device
     own = machine.barrier_semaphore(name, core.device)
     if core.device == first:
         if others and not core.wait(own, len(others), site):

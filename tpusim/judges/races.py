@@ -185,15 +185,15 @@ class RaceJudge(Observer):
 
         All of them stand still until the last is told, so the first one's turn does for all.
         """
-        first, *rest = others
-        if core.device != first or not rest:
+        first = others[0]
+        if core.device != first or len(others) == 1:
             return
         spec = SemaphoreSpec(-1, "meeting", SemaphoreType.BARRIER, ())
         gathered = Semaphore(spec, first, 0)
         cores = [core.machine.cores[device] for device in others]
         for other in cores[1:]:
             self.signalled(other, gathered, 1, other.now, None)
-        self.waited((core, gathered, len(rest), core.now, core.now, None))
+        self.waited((core, gathered, len(others) - 1, core.now, core.now, None))
         for other in cores[1:]:
             go = Semaphore(spec, other.device, 0)
             self.signalled(core, go, 1, core.now, None)
