@@ -63,7 +63,10 @@ def _decided_colour(run: WhatIf) -> str:
 
 
 def _could_save(run: WhatIf) -> str:
-    return "–" if run.could_save is None else f"{100 * run.could_save[0]:.0f} to {100 * run.could_save[1]:.0f}%"
+    if run.could_save is None:
+        return "–"
+    least, most = (round(100 * part) for part in run.could_save)
+    return f"{least} to {most}%"
 
 
 def basis(result: Result) -> Markup:
