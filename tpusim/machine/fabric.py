@@ -122,16 +122,11 @@ class Fabric:
         if self._follows:
             self._followed += 1
             self._begins_to_come -= 1
-            is_tight = False
-            for resource, load, _ in path.loads:
+            for resource, _, _ in path.loads:
                 resource.flows[flow] = None
-                resource.peak_sum = total = resource.peak_sum + load
-                if total > resource.capacity:
-                    is_tight = True
             if self._rate_log is not None:
                 self._log_path(path)
-            return is_tight
-        if path.tenant is NOBODY:
+        elif path.tenant is NOBODY:
             path.tenant = flow
             self._held.append(path)
         else:
@@ -141,7 +136,7 @@ class Fabric:
             resource.peak_sum = total = resource.peak_sum + load
             if total > resource.capacity:
                 is_tight = True
-        if is_tight:
+        if is_tight and not self._follows:
             self._follow()
             is_tight = any(resource.is_tight for resource, _, _ in path.loads)
         return is_tight
