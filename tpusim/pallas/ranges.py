@@ -16,6 +16,13 @@ Range = tuple[int, int]
 """The least and the most, both included; ``False`` and ``True`` are 0 and 1."""
 
 
+UNCHANGED = (
+    "squeeze", "reshape", "broadcast_in_dim", "copy", "copy_p", "stop_gradient", "multiple_of", "optimization_barrier",
+    "reduce_precision",
+)  # fmt: skip
+"""Primitives that leave an integer as it is."""
+
+
 def of_type(dtype: np.dtype[Any]) -> Range:
     """All values of an integer or boolean type."""
     if dtype == np.bool_:
@@ -137,12 +144,5 @@ _RULES: dict[str, Callable[..., Range | None]] = {
     "select_n": _select,
     "clamp": _clamp,
     "convert_element_type": _same,
-    "squeeze": _same,
-    "reshape": _same,
-    "broadcast_in_dim": _same,
-    "copy": _same,
-    "copy_p": _same,
-    "stop_gradient": _same,
-    "multiple_of": _same,
-    "optimization_barrier": _same,
+    **dict.fromkeys(UNCHANGED, _same),
 }

@@ -153,15 +153,7 @@ TABLE: dict[str, Rule] = {
     "select_n": _select,
     "integer_pow": _power,
     "convert_element_type": _convert,
-    "squeeze": _same,
-    "reshape": _same,
-    "broadcast_in_dim": _same,
-    "copy": _same,
-    "copy_p": _same,
-    "stop_gradient": _same,
-    "multiple_of": _same,
-    "optimization_barrier": _same,
-    "reduce_precision": _same,
+    **dict.fromkeys(ranges.UNCHANGED, _same),
 }
 
 
