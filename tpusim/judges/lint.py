@@ -14,6 +14,7 @@ A slice that takes a whole dimension is never split, and neither is one that end
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from tpusim.findings import Finding, Kind, where_of
@@ -90,25 +91,32 @@ RULES = (
 )
 """Everything a run looks at that is the compiler's or the chip's rule and no matter of order."""
 
+_SRC_REGION, _DST_REGION = attrgetter("src_region"), attrgetter("dst_region")
+
 
 def lint_copies(machine: Machine, log: EventLog) -> list[Finding]:
     """A finding for each line that copies a slice the compiler refuses; one for each rule."""
+    regions = {*map(_SRC_REGION, log.copies), *map(_DST_REGION, log.copies)}
+    flawed = {region: flaws for region in regions if (flaws := _flaws(region))}
     found: dict[tuple[object, str, Rule], Finding] = {}
-    for copy in log.copies:
+    for copy in log.copies if flawed else ():
+        if copy.dst_sem.spec.is_of_pipeline:
+            continue  # of blocks, the compiler cuts their copies itself
+        if copy.src.spec.space in SPARSE or copy.dst.spec.space in SPARSE:
+            continue  # without tiles; its own rules are not known here
+        where = where_of(copy.site)
         for region in (copy.src_region, copy.dst_region):
-            flaws = region.flaws
-            if flaws is None:
-                flaws = region.flaws = () if region is region.spec.whole else tuple(broken(region))
-            if not flaws or copy.dst_sem.spec.is_of_pipeline:
-                continue  # of blocks, the compiler cuts their copies itself
-            if copy.src.spec.space in SPARSE or copy.dst.spec.space in SPARSE:
-                continue  # without tiles; its own rules are not known here
-            where = where_of(copy.site)
-            for rule, problem in flaws:
+            for rule, problem in flawed.get(region, ()):
                 key = where, region.spec.name, rule
                 if key not in found:
                     found[key] = _finding(machine, copy, region, rule, problem)
     return list(found.values())
+
+
+def _flaws(region: Region) -> tuple[tuple[Rule, str], ...]:
+    if region.flaws is None:
+        region.flaws = () if region is region.spec.whole else tuple(broken(region))
+    return region.flaws
 
 
 def _finding(machine: Machine, copy: Copy, region: Region, rule: Rule, problem: str) -> Finding:

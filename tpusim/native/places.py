@@ -14,14 +14,18 @@ if TYPE_CHECKING:
     from tpusim.native.simulate import Program
 
 
+NO_AXIS = 0, 1
+"""Size and stride of an axis that is not there: no index is inside."""
+
+
 class Places:
     """The part of an executor that knows its place."""
 
-    __slots__ = ("_axis_index", "coords", "grid_index", "program")
+    __slots__ = ("_axis_index", "device", "grid_index", "program")
 
-    def __init__(self, program: Program, coords: tuple[int, ...]) -> None:
+    def __init__(self, program: Program, device: int) -> None:
         self.program = program
-        self.coords = coords
+        self.device = device
         self.grid_index: tuple[int, ...] = ()
         self._axis_index: dict[Any, Scalar] = {}
 
@@ -30,9 +34,9 @@ class Places:
         found = self._axis_index.get(axis)
         if found is None:
             index = 0
-            sizes = self.program.axis_sizes
             for name in self._axis_names(axis):
-                index = index * sizes[name] + self.coords[list(sizes).index(name)]
+                size, stride = self.program.axes[name]
+                index = index * size + self.device // stride % size
             found = self._axis_index[axis] = Scalar(index)
         return found
 
@@ -63,11 +67,20 @@ class Places:
 
     def resolve_device(self, device_id: Any) -> int:
         """The row-major mesh index a device id names; raises ``DeviceIdError``."""
-        sizes = self.program.sizes
+        axes = self.program.axes
+        if type(device_id) is dict:
+            index = self.device
+            for name, part in device_id.items():
+                value = part.value if type(part) is Scalar else part
+                size, stride = axes.get(name, NO_AXIS)
+                if type(value) is not int or not 0 <= value < size:
+                    return self._resolve_with_care(plain(device_id))
+                index += (value - index // stride % size) * stride
+            return index
         parts = device_id if type(device_id) is tuple else (device_id,)
         index = 0
-        if len(parts) == len(sizes):
-            for part, size in zip(parts, sizes, strict=True):
+        if len(parts) == len(axes):
+            for part, (size, _) in zip(parts, axes.values(), strict=True):
                 value = part.value if type(part) is Scalar else part
                 if type(value) is not int or not 0 <= value < size:
                     break
@@ -77,14 +90,13 @@ class Places:
         return self._resolve_with_care(plain(device_id))
 
     def _resolve_with_care(self, device_id: Any) -> int:
-        axis_sizes = self.program.axis_sizes
-        problem = device_id_problem(device_id, axis_sizes)
+        problem = device_id_problem(device_id, self.program.axis_sizes)
         if problem is not None:
             raise DeviceIdError(problem)
         if not isinstance(device_id, dict):
             return self.resolve_device(device_id)
-        coords = dict(zip(axis_sizes, self.coords, strict=True))
+        each: dict[str, int] = {}
         for key, index in device_id.items():
             for name in reversed(key if isinstance(key, tuple) else (key,)):
-                index, coords[name] = divmod(index, axis_sizes[name])
-        return self.resolve_device(tuple(coords.values()))
+                index, each[name] = divmod(index, self.program.axis_sizes[name])
+        return self.resolve_device(each)

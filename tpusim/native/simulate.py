@@ -7,6 +7,7 @@ import contextvars
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import product
+from math import prod
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -89,6 +90,11 @@ class Program:
         self.machine = session.machine
         self.axis_sizes = session.place.axis_sizes
         self.sizes = tuple(self.axis_sizes.values())
+        self.axes = {
+            axis: (size, prod(self.sizes[position + 1 :]))
+            for position, (axis, size) in enumerate(self.axis_sizes.items())
+        }
+        """Size of each mesh axis, and how far apart in row-major order neighbours along it are."""
         self.mesh_text = ", ".join(f"{axis}={size}" for axis, size in self.axis_sizes.items())
         self.idle = Piece(self.machine.timing, self.machine.compute_ranges)
         """The work of a core that has done nothing since others could see it."""

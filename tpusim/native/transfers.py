@@ -40,7 +40,7 @@ class Transfers(Places):
     )  # fmt: skip
 
     def __init__(self, program: Program, core: Core, suspend: Callable[[], object]) -> None:
-        super().__init__(program, core.machine.coordinates(core.device))
+        super().__init__(program, core.device)
         self.core = core
         self.machine = core.machine
         self.call = program.call
