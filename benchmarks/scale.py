@@ -1,11 +1,12 @@
 """From one board to a whole pod: what a copy costs as the devices become many, native and captured.
 
-    python benchmarks/scale.py [--most 6144] [--only native|captured]
+    python benchmarks/scale.py [--most 6144] [--only native|captured|simpy]
 
 Every device sends its shard 16 times to its neighbour along each axis of a v5p slice in turn, each time waiting for
 what it gets.  Each row is a process of its own, so its peak memory is its own; contents are carried up to 256
 devices.  Prints devices, copies, seconds of the run alone, microseconds a copy, peak memory, and the cost of a copy
-over that of 16 devices.
+over that of 16 devices.  The rows of ``simpy`` are the same program with nothing but a process and three timeouts for
+each copy: what the growing heap and the memory it lies in cost by themselves.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import sys
 import time
 
 SLICES = {4: "2x2x1", 16: "2x2x4", 64: "4x4x4", 256: "4x8x8", 1024: "8x8x16", 6144: "16x16x24"}
+WAYS = ("native", "captured", "simpy")
 AXES = ("x", "y", "z")
 ROUNDS = 16
 SHARD = (8, 128)
@@ -95,6 +97,37 @@ def captured(sizes, options):
     return run.result
 
 
+def bare(sizes):
+    """Copies and seconds of a bare SimPy loop in which each device waits for the copy of its neighbour."""
+    import gc
+
+    import simpy
+
+    devices = sizes[0] * sizes[1] * sizes[2]
+    env = simpy.Environment()
+    arrived = [[env.event() for _ in range(ROUNDS)] for _ in range(devices)]
+
+    def transfer(target, step):
+        yield env.timeout(1)
+        yield env.timeout(2)
+        yield env.timeout(3)
+        arrived[target][step].succeed()
+
+    def device(me):
+        for step in range(ROUNDS):
+            env.process(transfer((me + 1) % devices, step))
+            yield arrived[me][step]
+
+    for me in range(devices):
+        env.process(device(me))
+    gc.disable()  # as during a run of the simulator
+    began = time.perf_counter()
+    env.run()
+    seconds = time.perf_counter() - began
+    gc.enable()
+    return devices * ROUNDS, seconds
+
+
 def global_array(np, sizes):
     """A shard for each device."""
     devices = sizes[0] * sizes[1] * sizes[2]
@@ -107,25 +140,28 @@ def child(way, devices):
     sizes = tuple(int(size) for size in SLICES[devices].split("x"))
     options = {"slice": f"v5p:{SLICES[devices]}", "layout": "row-major"}
     options |= {"data": devices <= MOST_WITH_DATA, "checks": "none"}
-    began = time.perf_counter()
-    result = {"native": native, "captured": captured}[way](sizes, options)
+    if way == "simpy":
+        bare(sizes)
+        copies, seconds = bare(sizes)
+    else:
+        result = {"native": native, "captured": captured}[way](sizes, options)
+        copies, seconds = result.dmas, result.wall_s
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    values = {"copies": result.dmas, "seconds": result.wall_s, "peak": peak, "all": time.perf_counter() - began}
-    print(json.dumps(values))
+    print(json.dumps({"copies": copies, "seconds": seconds, "peak": peak}))
 
 
 def main():
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--most", type=int, default=max(SLICES))
-    parser.add_argument("--only", choices=("native", "captured"))
+    parser.add_argument("--only", choices=WAYS)
     parser.add_argument("--child", nargs=2)
     options = parser.parse_args()
     if options.child:
         child(options.child[0], int(options.child[1]))
         return
     print(f"{'way':<9}{'devices':>8}{'copies':>9}{'seconds':>9}{'us/copy':>9}{'peak MiB':>10}{'x of 16':>9}")
-    for way in (options.only,) if options.only else ("native", "captured"):
+    for way in (options.only,) if options.only else WAYS:
         base = None
         for devices in (count for count in SLICES if count <= options.most):
             command = [sys.executable, __file__, "--child", way, str(devices)]
