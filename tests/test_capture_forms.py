@@ -208,6 +208,90 @@ def test_using_what_is_still_on_its_way() -> None:
         run(np.zeros((32, 128), np.float32))
 
 
+def read_between(x: Any) -> Any:
+    y, *semaphores = started(x)
+    read = y + 1
+    return done(x, y, *semaphores) + read
+
+
+def summed_between(x: Any) -> Any:
+    y, *semaphores = started(x)
+    read = lax.psum(y, "x")
+    return done(x, y, *semaphores) + read
+
+
+def loaded_between(x: Any) -> Any:
+    y, *semaphores = started(x)
+    read = double(y)
+    return done(x, y, *semaphores) + read
+
+
+def computed_before(x: Any) -> Any:
+    return overwritten(x * 2)
+
+
+def overwritten(x: Any) -> Any:
+    y, *semaphores = started(x)
+    x = call(lambda a, o: o.__setitem__(..., a[...] + 1), F32, input_output_aliases={0: 0})(x)
+    return done(x, y, *semaphores)
+
+
+@pytest.mark.parametrize("data", [True, False])
+@pytest.mark.parametrize("body", [read_between, summed_between, loaded_between, overwritten, computed_before])
+def test_an_array_that_is_used_before_the_copy_on_it_is_waited_for(body: Any, data: bool) -> None:
+    """By XLA, by another kernel, or overwritten in place; without data it is told apart from others all the same."""
+    fn, x = over_mesh(body, mesh(4), P("x"), P("x")), np.arange(4096, dtype=np.float32).reshape(32, 128)
+    verdict = tpusim.pallas.verify(fn, x, data=data)
+    assert (verdict.answer, {str(finding.kind) for finding in verdict.errors}) == ("refuted", {"race"})
+    assert "the other access began meanwhile" in verdict.errors[0].message
+    with pytest.raises(RaceError):
+        tpusim.pallas.simulate(fn, data=data)(x)
+    np.testing.assert_array_equal(x.ravel(), np.arange(4096))
+    if not data:
+        with pytest.raises(RaceError):
+            tpusim.pallas.simulate(fn, data=False)(jax.ShapeDtypeStruct(x.shape, x.dtype))
+
+
+def test_an_array_may_be_read_while_it_is_sent_and_when_it_has_come() -> None:
+    def body(x: Any) -> Any:
+        y, *semaphores = started(x)
+        z = x * 3
+        return done(x, y, *semaphores) * 2 + z
+
+    fn, x = over_mesh(body, mesh(4), P("x"), P("x")), np.arange(4096, dtype=np.float32).reshape(32, 128)
+    assert tpusim.pallas.verify(fn, x, calls=2).answer == "proven"
+    np.testing.assert_array_equal(tpusim.pallas.simulate(fn)(x), np.roll(x, 8, 0) * 2 + x * 3)
+
+
+@pytest.mark.parametrize("is_source", [True, False])
+def test_a_copy_that_outlives_the_call_whose_scratch_it_uses(is_source: bool) -> None:
+    """Nothing is left on a semaphore in the end, as a later call waits."""
+
+    def start(x_ref: Any, o_ref: Any, send: Any, receive: Any, v: Any) -> None:
+        there = {"x": right(lax.axis_index("x"))}
+        pltpu.sync_copy(x_ref, v if is_source else o_ref)
+        source, target = (v, o_ref) if is_source else (x_ref, v)
+        pltpu.make_async_remote_copy(source, target, send, receive, device_id=there).start()
+
+    def body(x: Any) -> Any:
+        semaphore = DMA(())
+        fn = call(start, [F32, semaphore, semaphore], [pltpu.VMEM(SHAPE, jnp.float32)], ["any"], ["any", "sem", "sem"])
+        y, *semaphores = fn(x)
+        return done(x, y, *semaphores)
+
+    fn, x = over_mesh(body, mesh(4), P("x"), P("x")), np.zeros((32, 128), np.float32)
+    verdict = tpusim.pallas.verify(fn, x)
+    (fault,) = verdict.errors
+    assert verdict.answer == "refuted"
+    what = "from v" if is_source else "to v on device (0,)"
+    assert fault.kind == "lifetime"
+    assert fault.message.startswith(f"the copy {what} started by device (")
+    assert "leaves the kernel without a wait that makes sure that the copy is over." in fault.message
+    assert "the other access began meanwhile" in fault.message
+    with pytest.raises(LifetimeError):
+        tpusim.pallas.simulate(fn)(x)
+
+
 def test_a_regular_semaphore_is_handed_on() -> None:
     def give(x_ref: Any, o_ref: Any, sems: Any) -> None:
         pl.semaphore_signal(sems.at[1], 3)

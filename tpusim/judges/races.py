@@ -104,15 +104,19 @@ class RaceJudge(Observer):
         for semaphore in [s for s in self._early if s.device == core.device and s.spec in call.semaphore_specs]:
             for early in self._early.pop(semaphore):
                 self._report.signal_outside(early.core, semaphore, early.site, has_left=True)
+        # With semaphores that a later call waits for, the core's own copies may outlive the call without a leak.
+        hands_over = any(row[0].spec.home is not None for row in call.semaphores[core.device] if row)
         for buffer in call.buffers[core.device]:
             if buffer.spec.home is not None or buffer.device != core.device:
                 continue  # a later call has it, or the first core of the device
             shadow = self._shadows.pop(buffer, None)
             if shadow is None:
                 continue
-            for conflict in shadow.open_writes():
+            for conflict in shadow.everything(clock) if hands_over else shadow.open_writes():
                 copy = conflict.access.source
-                if copy.core is core or self._report.is_known_lifetime(copy.site, core.device):
+                if not isinstance(copy, Copy) or self._report.is_known_lifetime(copy.site, core.device):
+                    continue
+                if copy.core is core and not hands_over:
                     continue
                 if self._is_possible(conflict, clock):
                     self._report.left_too_early(copy, buffer, "", core)

@@ -21,6 +21,7 @@ from tpusim.machine.machine import no_collection
 from tpusim.observe import Observer
 from tpusim.options import RunOptions
 from tpusim.pallas import internals
+from tpusim.pallas.blank import is_blank
 from tpusim.pallas.compiler import require_compiler
 from tpusim.pallas.host_part import Program, Run
 from tpusim.pallas.internals.chip import simulated_chip
@@ -88,7 +89,7 @@ class CapturedProgram:
         if self.result.outputs is None and self.result.place and run.machine.data:
             return None  # the run stopped on its way, and its findings were only to be recorded
         results = [
-            None if value is None else internals.as_result(value, aval, run.freeze(value))
+            None if is_blank(value) else internals.as_result(value, aval, run.freeze(value))
             for value, aval in zip(run.values, avals, strict=True)
         ]
         return jax.tree_util.tree_unflatten(out_tree, results)

@@ -17,6 +17,7 @@ from tpusim.judges.deadlock import device_ranges
 from tpusim.machine.core import Core
 from tpusim.machine.machine import Machine
 from tpusim.pallas import internals
+from tpusim.pallas.blank import Blank, is_blank
 
 REDUCTIONS: dict[str, Callable[[Any, Any], Any]] = {
     "psum": np.add,
@@ -151,8 +152,8 @@ class Collective(Rendezvous):
     def values(self, operands: list[Any]) -> list[Any]:
         """What the collective makes of one operand."""
         name, params = self.eqn.primitive.name, self.eqn.params
-        if any(value is None for value in operands):
-            return [None] * len(operands)
+        if any(map(is_blank, operands)):
+            return [Blank() for _ in operands]
         arrays = [np.asarray(value) for value in operands]
         if name in REDUCTIONS:
             return [_reduce(REDUCTIONS[name], arrays)] * len(arrays)

@@ -22,7 +22,7 @@ from tpusim.machine.machine import Machine
 from tpusim.pallas import internals
 from tpusim.pallas.collectives import Collective, Rendezvous
 from tpusim.pallas.kernels import KernelInstance
-from tpusim.pallas.outer import KERNELS, Evaluator
+from tpusim.pallas.outer import KERNELS, Evaluator, PureRun
 from tpusim.pallas.shards import key_words
 
 if TYPE_CHECKING:
@@ -71,6 +71,11 @@ class Device(Evaluator):
             self._is_idle = self.core.done = True
             self.suspend()
 
+    def pure(self, step: PureRun, env: dict[Any, Any]) -> None:
+        """Compute, on arrays that must be there."""
+        self.run_.handed.read(self.core, step.eqns[0], [env[var] for var in step.inputs])
+        step.evaluate(env)
+
     def special(self, eqn: Any, operands: list[Any], into: Sequence[Any]) -> list[Any]:
         """Enter a kernel, meet the group of a collective, or say which device this is."""
         run, name = self.run_, eqn.primitive.name
@@ -101,6 +106,7 @@ class Device(Evaluator):
         meeting = run.meetings.get(key)
         if meeting is None:
             meeting = run.meetings[key] = Collective(eqn, run.machine)
+        run.handed.read(self.core, eqn, operands)
         return self.meet(meeting, key, operands)
 
     def _execute(self, steps: Iterator[None]) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 
 from tpusim.machine.memory import empty_array
 from tpusim.pallas import internals
+from tpusim.pallas.blank import is_blank
 from tpusim.pallas.shards import Axes, block_slices, gather, shard
 
 ELEMENTWISE = {
@@ -98,7 +99,7 @@ class Distributed:
         axes = self.axes_to_bring_together(dims)
         mesh = self.mesh
         here = self.part(device)
-        if here is None or dims == self.dims:
+        if is_blank(here) or dims == self.dims:
             return here
         if not internals.is_plain(self.aval.dtype):
             return shard(self.whole(), dims, mesh.at[device], mesh.sizes)
@@ -157,7 +158,7 @@ def elementwise(
                 else shard(value, first.dims if np.ndim(value) else [], mesh.at[device], mesh.sizes)
                 for value in values
             ]
-            known[device] = None if any(operand is None for operand in operands) else function(*operands)
+            known[device] = None if any(map(is_blank, operands)) else function(*operands)
         return known[device]
 
     age = max(value.age for value in cut)

@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tpusim.machine.calls import Call
+from tpusim.machine.core import Core
 from tpusim.machine.memory import BufferSpec
 from tpusim.machine.semaphores import SemaphoreSpec
+from tpusim.pallas import internals
 
 
 class HandedSemaphores(NamedTuple):
@@ -49,6 +51,16 @@ class HandedArrays:
                 table[spec.position] = own[old.position]
             self.keep(value, call, spec)
         return True
+
+    def read(self, core: Core, eqn: Any, values: Sequence[Any]) -> None:
+        """XLA operations of a device, the first of them ``eqn``, read what a copy may still be busy with."""
+        for value in values if self._known else ():
+            found = self._known.get(id(value))
+            if found is not None and found[0] is value:
+                _, call, spec = found
+                buffer = call.buffers[core.device][spec.position]
+                for hook in core.machine.hooks.loaded:
+                    hook(core, buffer, spec.whole, internals.where_of_equation(eqn))
 
 
 def outlive(call: Call, specs: Sequence[BufferSpec | SemaphoreSpec]) -> None:

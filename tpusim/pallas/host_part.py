@@ -24,6 +24,7 @@ from tpusim.observe import Observer
 from tpusim.options import Place, RunOptions
 from tpusim.pallas import internals
 from tpusim.pallas.authors import Authors
+from tpusim.pallas.blank import Blank, is_blank
 from tpusim.pallas.collectives import Rendezvous
 from tpusim.pallas.cores import program_axes
 from tpusim.pallas.devices import Device, happen_at
@@ -140,9 +141,9 @@ class Run:
         return True
 
     def _outputs(self, values: Sequence[Any]) -> tuple[Any, ...] | None:
-        if not self.is_over or (values and all(value is None for value in values)):
+        if not self.is_over or (values and all(map(is_blank, values))):
             return None
-        arrays = tuple(None if value is None else host_array(value) for value in values)
+        arrays = tuple(None if is_blank(value) else host_array(value) for value in values)
         for number, array in enumerate(arrays if self.machine.has_blanks else ()):
             if array is not None and isinstance(array.dtype, np.dtype) and holds_sentinel(array):
                 self._report_uninitialised(number)
@@ -168,9 +169,9 @@ class Run:
 
 
 def _input(leaf: Any, aval: Any) -> Any:
-    """An argument as the program sees it: ``None`` where only its type was given."""
+    """An argument as the program sees it, without data where only its type was given."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
-        return None
+        return Blank()
     return np.asarray(leaf, aval.dtype) if internals.is_plain(aval.dtype) else leaf
 
 
@@ -213,6 +214,7 @@ class _Host(Evaluator):
                 return
             for var, value in zip(step.inputs, values, strict=True):
                 env[var] = self.whole(value)
+        self.run_.handed.read(self.run_.devices[0].core, step.eqns[0], values)
         step.evaluate(env)
 
     def whole(self, value: Any) -> Any:

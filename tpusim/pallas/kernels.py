@@ -20,6 +20,7 @@ from tpusim.machine.memory import BufferSpec, SpecCache, empty_array, fresh_arra
 from tpusim.machine.semaphores import SemaphoreSpec
 from tpusim.machine.timing import Timing
 from tpusim.pallas import control_rules, internals, memory_rules, random_rules, sparse_rules, sync_rules
+from tpusim.pallas.blank import Blank, is_blank
 from tpusim.pallas.cores import check_arguments, check_axes, check_machine, run_on_cores, sparse_prices
 from tpusim.pallas.frame import Frame
 from tpusim.pallas.handover import HandedArrays, HandedSemaphores, outlive
@@ -214,7 +215,7 @@ class KernelInstance:
         self.scoped = {item for scope in self.scopes for item in scope.items}
 
     def begin(self, core: Core, values: Sequence[Any], into: Sequence[Any] = ()) -> tuple[list[Any], Iterator[None]]:
-        """The kernel on one device: operand arrays in, result arrays out (``None`` without data), and its execution.
+        """The kernel on one device: operand arrays in, result arrays out (blank without data), and its execution.
 
         That fills the arrays; it yields where the core must be suspended.  ``into``: arrays in which results shall be,
         ``None`` for those that may be anywhere.
@@ -303,10 +304,10 @@ class KernelInstance:
                 continue
             if self.handed.put(value, self.call, spec):
                 continue
-            if value is not None and (keep or lowered.arguments[position][1].space is MemorySpace.SMEM):
+            if not is_blank(value) and (keep or lowered.arguments[position][1].space is MemorySpace.SMEM):
                 array = np.asarray(value).reshape(spec.shape)
                 in_place = spec is self.operands.arguments[position] and position in lowered.written
-                buffers[spec.position].array = array.copy() if position in aliased or in_place else array
+                buffers[spec.position].array = array.copy() if position in aliased or in_place or hands_over else array
             if hands_over:
                 self.handed.keep(value, self.call, spec)
         outputs: list[Any] = []
@@ -325,7 +326,7 @@ class KernelInstance:
                     fits = place is not None and place.shape == spec.shape and place.dtype == spec.dtype
                     buffer.array = place if fits else empty_array(spec.shape, spec.dtype)
                     buffer.written = {}
-            outputs.append(buffer.array if keep else None)
+            outputs.append(buffer.array if keep else Blank())
             if hands_over:
                 self.handed.keep(outputs[-1], self.call, spec)
         return outputs

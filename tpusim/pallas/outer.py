@@ -1,7 +1,7 @@
 """What lies around the kernels of a captured program: a jaxpr evaluated step by step.
 
 Equations that only compute are put together into compiled runs; kernel calls, collectives and the control
-flow that holds them are looked at one by one.  A value is an array, or ``None`` where a run carries no data.
+flow that holds them are looked at one by one.  A value is an array, or `blank` where a run carries no data.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from tpusim.pallas import internals
+from tpusim.pallas.blank import Blank, is_blank
 from tpusim.pallas.collectives import COLLECTIVES
 from tpusim.pallas.shards import host_array
 
@@ -35,7 +36,7 @@ class PureRun:
     def evaluate(self, env: dict[Any, Any]) -> None:
         """Give ``env`` the values of the outputs."""
         values = [env[var] for var in self.inputs]
-        if any(value is None for value in values):
+        if any(map(is_blank, values)):
             self._without_data(env)
             return
         if self._function is None:
@@ -45,8 +46,8 @@ class PureRun:
     def _without_data(self, env: dict[Any, Any]) -> None:
         for eqn in self.eqns:
             operands = [v.val if isinstance(v, internals.Literal) else env[v] for v in eqn.invars]
-            if any(value is None for value in operands):
-                env.update(dict.fromkeys(eqn.outvars))
+            if any(map(is_blank, operands)):
+                env.update({var: Blank() for var in eqn.outvars})
             else:
                 env.update(zip(eqn.outvars, internals.bind_equation(eqn, operands), strict=True))
 
@@ -189,7 +190,7 @@ class Evaluator:
         consts = operands[: parts.num_consts]
         carry = operands[parts.num_consts : parts.num_consts + parts.num_carry]
         rest = [self.whole(x) for x in operands[parts.num_consts + parts.num_carry :]]
-        xs = [None if x is None else host_array(x) for x in rest]
+        xs = [None if is_blank(x) else host_array(x) for x in rest]
         length = int(eqn.params["length"])
         rows: list[list[Any]] = []
         for step in reversed(range(length)) if eqn.params.get("reverse") else range(length):
@@ -214,15 +215,15 @@ class Evaluator:
 
 
 def _stack(rows: Sequence[Any]) -> Any:
-    if any(row is None for row in rows):
-        return None
+    if any(map(is_blank, rows)):
+        return Blank()
     if isinstance(rows[0], jax.Array) and not internals.is_plain(rows[0].dtype):
         return jax.numpy.stack(rows)
     return np.stack([np.asarray(row) for row in rows])
 
 
 def _known(value: Any, eqn: Any) -> Any:
-    if value is None:
+    if is_blank(value):
         raise internals.not_modelled(
             f"data=False: the {eqn.primitive.name} around a kernel needs a value that a kernel computes; run it with "
             "data=True",

@@ -10,6 +10,7 @@ import numpy as np
 
 from tpusim.errors import NotModelledError
 from tpusim.pallas import internals
+from tpusim.pallas.blank import Blank, is_blank
 
 Axes = list[tuple[str, ...]]
 """For each dimension of an array the mesh axes it is cut over."""
@@ -62,8 +63,8 @@ def block_slices(dims: Axes, at: dict[str, int], sizes: dict[str, int], shape: S
 
 
 def shard(value: Any, dims: Axes, at: dict[str, int], sizes: dict[str, int]) -> Any:
-    """The part of a GLOBAL array on the device at mesh position ``at``; ``None`` stays ``None``."""
-    if value is None or not any(dims):
+    """The part of a GLOBAL array on the device at mesh position ``at``; one without data stays that."""
+    if is_blank(value) or not any(dims):
         return value
     array = host_array(value)
     return array[tuple(block_slices(dims, at, sizes, array.shape))]
@@ -73,8 +74,8 @@ def gather(parts: Sequence[Any], dims: Axes, aval: Any, places: Sequence[Any], s
     """The GLOBAL array that devices at ``places`` hold parts of; of equal parts the first device's."""
     if not any(dims):
         return parts[0]
-    if any(part is None for part in parts):
-        return None
+    if any(map(is_blank, parts)):
+        return Blank()
     keys = not internals.is_plain(aval.dtype)
     arrays = [np.asarray(jax.random.key_data(part)) if keys else np.asarray(part) for part in parts]
     whole = np.empty((*aval.shape, *arrays[0].shape[len(aval.shape) :]), arrays[0].dtype)

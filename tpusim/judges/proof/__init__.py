@@ -19,6 +19,7 @@ the receive semaphore.  Units of copies may come in any order.  Deadlock and wha
 same in every schedule, so the one run tells them.  The entry into a call is a write of all it owns: a core
 stalled in front of its entry must keep every remote copy and signal to it from being started.  Nothing can
 come after the exit, if nothing is left on any semaphore; the end of a `run_scoped` is a write of all it owned.
+So is the exit for copies whose semaphores a call hands to a later one, in whatever it does not hand over too.
 A semaphore of a `run_scoped` may be signalled before its owner enters it, once the owner has left every other
 scope that held semaphores: the counter may be the same one, but entering a scope does not reset it.
 

@@ -57,6 +57,9 @@ class Conflicts:
         self._cells: dict[Buffer, dict[Region, Cell]] = {}
         self._calls: list[Call | None] = [None] * devices
         self._entries: dict[Any, Access] = {}
+        self._exits: dict[Any, Access] = {}
+        self._outliving: defaultdict[Any, list[Access]] = defaultdict(list)
+        """By call and device: legs there whose semaphores a call hands to later ones, so that its end is not theirs."""
         self._asked: set[tuple[Access, int, Any]] = set()
         self._scoped: set[Any] = set()
         self._free: dict[Semaphore, Access | None] = {}
@@ -154,12 +157,26 @@ class Conflicts:
         self._open[copy.dst_sem].append(writer)
         if copy.dst_sem.device == device:
             self._own[copy.dst_sem] += size
+        if copy.dst_sem.spec.home is not None:
+            self._outlives(writer, copy.dst)
+        if (copy.src_sem or copy.dst_sem).spec.home is not None:
+            self._outlives(reader, copy.src)
         if copy.src is copy.dst and copy.src_region.overlaps(copy.dst_region):
             self.overlapping.append(copy)
         self._read(reader, copy.src, copy.src_region, is_load=False)
         self._written(writer, copy.dst, copy.dst_region)
         if copy.dst.device != device:
             self._ask_entry(writer, copy.dst.device, copy.dst.spec.home, [copy.dst, copy.dst_sem])
+
+    def _outlives(self, leg: Access, buffer: Buffer) -> None:
+        """The end of the call does not wait for a leg, which may be busy with what the call owns."""
+        if buffer.spec.home is not None or buffer.spec.scope is not None:
+            return
+        key = self._calls[leg.device], buffer.device
+        if key in self._exits:  # even in this run it came later
+            self.unentered.append(Conflict(leg, self._exits[key]))
+        else:
+            self._outliving[key].append(leg)
 
     def _touch(self, event: Touched) -> None:
         if not event.region.size:
@@ -194,6 +211,10 @@ class Conflicts:
             if event.is_entry:
                 self._entries[event.call, device] = access
                 self._freed.pop(device, None)
+            else:
+                self._exits[event.call, device] = access
+                for leg in self._outliving.pop((event.call, device), ()):
+                    self._ask(leg, access)
             return
         for buffer in event.buffers:
             if not event.is_entry:

@@ -107,9 +107,10 @@ class ProofReport:
         if _is_end(later):
             buffer = earlier.buffer
             name = "" if buffer is None else buffer.spec.name
+            owner = f"run_scoped of {name}" if later.source.is_scope else "kernel"
             return (
-                f"{self.name(earlier)}: {self.device(later.device)} leaves the run_scoped of {name} without a wait "
-                "that makes sure that the copy is over."
+                f"{self.name(earlier)}: {self.device(later.device)} leaves the {owner} without a wait that makes sure "
+                "that the copy is over."
             )
         owner = earlier.source  # where the target never came that far in this run, the call or scoped object itself
         call = owner.call if isinstance(owner, Moved) else owner
