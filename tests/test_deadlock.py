@@ -182,6 +182,29 @@ def test_wrong_device():
     assert "wrong-device" in error.finding.details["causes"]
 
 
+def test_what_a_device_would_take_later_is_not_astray():
+    def kernel(x_ref, o_ref, send, recv):
+        me = axis_index("x")
+        copy = make_async_remote_copy(x_ref, o_ref, send, recv, device_id=(me + 1) % axis_size("x"))
+
+        @when(me != 2)
+        def _():
+            copy.start()
+
+        copy.wait()  # all of them
+
+    _, lines = report(kernel, 8, scratch_shapes=(DMA, DMA), checks="none")
+    nobody = "    because no device ever starts a copy that adds to it"
+    assert lines == [
+        "2 of 8 devices",
+        f"  device (2,) waits for 4096 B on send (value 0 B)                     {at('all of them')}",
+        nobody,
+        f"  device (3,) waits for 4096 B on recv (value 0 B)                     {at('all of them')}",
+        nobody,
+        "No copy is in flight.",
+    ]
+
+
 # -- graph ----------------------------------------------------------------------------------------------
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tpusim.findings import Finding, Kind, Where, where_of
 from tpusim.judges.wait_graph import draw_graph
-from tpusim.judges.whatif import Gift, gifts_after
+from tpusim.judges.whatif import Future, Gift, future_of
 from tpusim.units import Duration
 
 if TYPE_CHECKING:
@@ -30,6 +30,14 @@ if TYPE_CHECKING:
     from tpusim.trace.log import EventLog
 
 _COLUMN = 70
+
+
+class Stray(NamedTuple):
+    """A semaphore of another device that holds something, and who added it last."""
+
+    semaphore: Semaphore
+    gift: Gift
+    value: int
 
 
 class Stuck(NamedTuple):
@@ -43,7 +51,7 @@ class Stuck(NamedTuple):
     blocked: Blocked | None
     cause: str
     gifts: Sequence[Gift] = ()
-    stray: tuple[Semaphore, Gift] | None = None
+    stray: Stray | None = None
     taken: Where | None = None
 
     @property
@@ -66,7 +74,7 @@ def find_deadlock(
     started = [core for core in machine.cores if core in elsewhere or core.call is not None or core.done]
     past = _Past(log)
     late = [(core, core.blocked, past.facts(core)) for core in cores]
-    future = gifts_after(machine)
+    future = future_of(machine)
     stuck = [_judged(core, blocked, facts, future) for core, blocked, facts in late]
     when = f"t = {Duration(machine.ended_ps or 0)}, {machine.schedule_title}"
     lines = [f"{len(cores)} of {len(started)} devices can never proceed ({when})."]
@@ -99,7 +107,7 @@ class _Facts(NamedTuple):
     value: int
     added: int
     gifts: Sequence[Gift]
-    stray: tuple[Semaphore, Gift] | None
+    strays: Sequence[Stray]
     taken: Where | None
 
 
@@ -130,32 +138,31 @@ class _Past:
         semaphore = blocked.semaphore
         gifts = self._gifts.get(semaphore, [])
         strays = [
-            (other, self._gifts[other][-1])
+            Stray(other, self._gifts[other][-1], other.value)
             for other in self._by_name[str(semaphore)]
             if other is not semaphore and other.value > 0 and other.waiter is None
         ]
         takers = [wait.site for wait in self._log.waits if wait.semaphore is semaphore and wait.amount]
         taken = where_of(takers[-1]) if takers else None
-        return _Facts(semaphore.value, semaphore.added, gifts, strays[0] if strays else None, taken)
+        return _Facts(semaphore.value, semaphore.added, gifts, strays, taken)
 
 
-def _judged(
-    core: Core, blocked: Blocked | None, facts: _Facts | None, future: Mapping[Semaphore, Sequence[Gift]]
-) -> Stuck:
+def _judged(core: Core, blocked: Blocked | None, facts: _Facts | None, future: Future) -> Stuck:
     """The cause of one device's wait."""
     if blocked is None or facts is None:
         return Stuck(core, None, "elsewhere")
     needed: list[Gift] = []
     total = facts.value
-    for gift in future.get(blocked.semaphore, ()):
+    for gift in future.gifts.get(blocked.semaphore, ()):
         if total >= blocked.amount:
             break
         needed.append(gift)
         total += gift.amount
     if total >= blocked.amount:
         return Stuck(core, blocked, "cycle", needed)
-    if facts.stray is not None and not facts.gifts and not needed:
-        return Stuck(core, blocked, "wrong-device", stray=facts.stray)
+    stray = next((each for each in facts.strays if each.semaphore not in future.taken), None)
+    if stray is not None and not facts.gifts and not needed:
+        return Stuck(core, blocked, "wrong-device", stray=stray)
     if facts.taken is not None and facts.added >= blocked.amount:
         return Stuck(core, blocked, "reused", facts.gifts, taken=facts.taken)
     if facts.gifts or needed:
@@ -202,7 +209,7 @@ def _because(machine: Machine, group: Sequence[Stuck]) -> list[str]:
     if first.cause == "cycle":
         return _because_of_others(machine, group)
     if first.cause == "wrong-device" and first.stray is not None:
-        other, gift = first.stray
+        other, gift, value = first.stray
         return [
             _row(
                 f"because device {machine.coordinates(gift.giver)} adds to that of device "
@@ -210,7 +217,7 @@ def _because(machine: Machine, group: Sequence[Stuck]) -> list[str]:
                 gift.site,
                 column,
             ),
-            f"where nobody takes it (value {other.value}{other.unit})",
+            f"where nobody takes it (value {value}{other.unit})",
         ]
     if first.cause == "reused":
         got = _amount(semaphore.added, semaphore)

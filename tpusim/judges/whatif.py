@@ -8,11 +8,11 @@ they are let go on for a while with only a probe listening; then everything that
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tpusim.observe import Hooks, Observer
+from tpusim.observe import Hooks, Observer, WaitEvent
 
 if TYPE_CHECKING:
     from tpusim.machine.core import Core
@@ -40,16 +40,28 @@ class Gift(NamedTuple):
     is_copy: bool
 
 
+class Future(NamedTuple):
+    """What would be added to each semaphore, and those that a wait would take something from."""
+
+    gifts: Mapping[Semaphore, Sequence[Gift]]
+    taken: frozenset[Semaphore]
+
+
 class _Probe(Observer):
-    """Notes who adds to which semaphore."""
+    """Notes who adds to which semaphore, and which are taken from."""
 
     def __init__(self, hanging: dict[int, Any]) -> None:
         self.gifts: defaultdict[Semaphore, list[Gift]] = defaultdict(list)
+        self.taken: set[Semaphore] = set()
         self._hanging = hanging
 
     def is_short(self, semaphore: Semaphore, missing: int) -> bool:
         """Whether less than what is missing would have been added so far."""
         return sum(gift.amount for gift in self.gifts.get(semaphore, ())) < missing
+
+    def waited(self, event: WaitEvent) -> None:
+        """A wait took its amount."""
+        self.taken.add(event[1])
 
     def copy_started(self, copy: Copy) -> None:
         """A copy brings bytes to one or two semaphores."""
@@ -64,8 +76,8 @@ class _Probe(Observer):
         self.gifts[semaphore].append(Gift(core.device, site, amount, self._hanging.get(core.device), False))
 
 
-def gifts_after(machine: Machine) -> dict[Semaphore, list[Gift]]:
-    """What would be added to each semaphore if no wait ever failed again, for as long as is worth looking."""
+def future_of(machine: Machine) -> Future:
+    """What would happen to the semaphores if no wait ever failed again, for as long as is worth looking."""
     hanging = {core.device: core.blocked.site for core in machine.cores if core.blocked is not None}
     probe = _Probe(hanging)
     wanted = [
@@ -88,7 +100,7 @@ def gifts_after(machine: Machine) -> dict[Semaphore, list[Gift]]:
                     _grant(core)
             with suppress(Exception):
                 machine.run()
-    return dict(probe.gifts)
+    return Future(dict(probe.gifts), frozenset(probe.taken))
 
 
 def _grant(core: Core) -> None:
