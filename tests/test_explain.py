@@ -5,9 +5,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from simulating import run
+from simulating import run, tiles
 
-from tpusim import SemaphoreType, make_async_copy
+from tpusim import (
+    SemaphoreType,
+    axis_index,
+    axis_size,
+    get_barrier_semaphore,
+    make_async_copy,
+    make_async_remote_copy,
+    semaphore_signal,
+    semaphore_wait,
+)
 from tpusim.errors import DeadlockError
 from tpusim.explain import explain, full_share, what_ifs
 from tpusim.kernel_file import load_file
@@ -34,6 +43,18 @@ def test_both_directions_save_what_the_kernel_with_both_directions_saves():
     assert int(predicted.time) == pytest.approx(int(both.time), rel=0.03)
     assert "One direction of the links is used; both would save 49%." in explain(one_way).sentences
     assert "both directions of the links used" not in saved(both)
+
+
+def test_links_used_one_way_are_told_from_those_used_both_ways():
+    """Both ways between the dies of a chip too; a ring with hops of two goes both ways where it turns."""
+    assert "both directions of the links used" not in saved(simulated("ring_all_gather_bidir", 8, "v7x:2x2x1"))
+    said = explain(simulated("ring_all_gather", 8, "v5e:2x4"))
+    assert any(each.startswith("4 of the 12 links in use have nothing the other way; ") for each in said.sentences)
+
+
+def test_signals_alone_have_hops():
+    assert "no hop latency" in saved(simulated("barrier", 16, "v5e:4x4"))
+    assert "no hop latency" not in saved(simulated("matmul_pipeline", 1, "v5e:1x1"))
 
 
 @pytest.mark.parametrize(
@@ -112,6 +133,22 @@ def test_a_run_that_stopped_is_explained_without_what_ifs():
     assert not said.what_ifs
     assert said.sentences[0].startswith("The run stopped after ")
     assert said.sentences[0].endswith(": deadlock.")
+
+
+def test_what_stopped_a_run_is_said_and_not_what_it_went_on_after():
+    def kernel(x_ref, o_ref, send, recv):
+        right = (axis_index("x") + 1) % axis_size("x")
+        semaphore_signal(get_barrier_semaphore(), device_id=right)  # has to be left
+        semaphore_wait(get_barrier_semaphore())
+        copy = make_async_remote_copy(x_ref, o_ref, send, recv, device_id=right)
+        copy.start()
+        copy.wait()
+        copy.wait()
+
+    with pytest.raises(DeadlockError) as caught:
+        run(kernel, tiles(4), mesh=4, collective_id=0, scratch_shapes=(SemaphoreType.DMA,) * 2)
+    assert {finding.kind for finding in caught.value.result.findings} == {"lifetime", "deadlock"}
+    assert explain(caught.value.result).sentences[0].endswith(": deadlock.")
 
 
 def test_the_command_says_it_in_words_and_in_json(tpusim):

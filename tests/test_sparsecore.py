@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import tpusim
 from tpusim.errors import CapacityError, NotModelledError, OptionError, OutOfBoundsError, RaceError, UnwaitedError
+from tpusim.explain import what_ifs
 
 jax = pytest.importorskip("jax", reason="needs jax: pip install 'tpusim[pallas]'")
 jnp = jax.numpy
@@ -88,6 +89,31 @@ def test_rows_scattered_in_any_order(seed: int) -> None:
     want = np.empty_like(x)
     want[indices] = x
     np.testing.assert_array_equal(SCATTER(x, indices), want)
+
+
+def test_a_gather_is_timed_again_with_the_numbers_of_its_streams() -> None:
+    """The what-ifs and the interval of a run against whole runs on such a chip."""
+    small = {"data": True, "slice": SLICE}
+    program = tpusim.pallas.simulate(on_subcores(gather, OUT, ROWS), detail=True, **small)
+    program(TABLE, LISTED)
+    runs = {run.change: run.time for run in what_ifs(program.result)}
+    assert not [change for change in runs if "between devices" in change or "hop" in change or "link" in change]
+
+    def taken(**values: float) -> int:
+        on_it = tpusim.pallas.simulate(on_subcores(gather, OUT, ROWS), set=values, **small)
+        on_it(TABLE, LISTED)
+        return int(on_it.result.time)
+
+    assert int(runs["no start latency of copies"]) == taken(**{"sparsecore.stream_latency": 0.0})
+    time = int(program.result.time)
+    effects = {effect.name: effect for effect in program.result.interval.effects}
+    assert {"sparsecore.stream_latency", "sparsecore.stream_rate"} <= set(effects)
+    assert not [name for name in effects if name.startswith("ici.")]
+    for name in ("sparsecore.stream_latency", "dma.short_run"):
+        group, _, field = name.partition(".")
+        low, high = getattr(getattr(program.result.place.chip, group), field).interval
+        assert (effects[name].shorter_ps if name in effects else 0) == time - min(time, taken(**{name: low}))
+        assert (effects[name].longer_ps if name in effects else 0) == max(time, taken(**{name: high})) - time
 
 
 def test_subcores_that_scatter_to_the_same_row_race() -> None:

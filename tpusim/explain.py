@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from math import hypot
 from typing import TYPE_CHECKING, Any
 
-from tpusim.findings import Severity
+from tpusim.findings import CONTINUABLE, Severity
 from tpusim.intervals import (
     COMPUTE,
     FLOOR_PS,
@@ -24,8 +24,10 @@ from tpusim.intervals import (
     chips_at_ends,
     compute_scales,
     effort_of,
+    has_far_signals,
     used_numbers,
 )
+from tpusim.machine.timing import copy_numbers
 from tpusim.retime import Recording
 from tpusim.topology import link, link_index
 from tpusim.trace.critical import critical_path
@@ -134,12 +136,15 @@ def what_ifs(result: Result) -> list[WhatIf]:
         one_way = _one_way(result)
         if one_way:
             run("both directions of the links used", prepare=lambda machine: _widen(machine, one_way, 2))
+    has_signals = has_far_signals(result.trace, result.place)
+    if result.links or has_signals:
         run("no hop latency", {"ici.hop_latency": 0})
-    if any(signal.semaphore.device != signal.core.device for signal in result.trace.signals):
+    if has_signals:
         run("no latency of signals between devices", {"ici.signal_latency": 0})
     if kinds:
-        run("no start latency of copies", {f"dma.start_latency_{kind}": 0 for kind in kinds})
-        run("DMA engines without a limit", {f"dma.rate_{kind}": _ENDLESS for kind in kinds})
+        numbers = [copy_numbers(kind) for kind in kinds]
+        run("no start latency of copies", {latency: 0 for latency, _ in numbers})
+        run("DMA engines without a limit", {rate: _ENDLESS for _, rate in numbers})
     if result.hbms:
         run("HBM without a limit", {"hbm.bandwidth": _ENDLESS})
     if result.trace.computes:
@@ -195,16 +200,19 @@ def _widen(machine: Machine, indices: list[int], times: int) -> None:
 
 def _one_way(result: Result) -> list[int]:
     """Links that carried something while their way back carried nothing."""
-    slice_ = result.place.slice
-    used = {index for index, each in result.cores[0].machine.wiring.links.items() if each.busy_bytes}
+    slice_, used = result.place.slice, _used_links(result)
     return sorted(index for index in used if _back(slice_, index) not in used)
 
 
-def _back(slice_: Slice, index: int) -> int | None:
+def _used_links(result: Result) -> set[int]:
+    return {index for index, each in result.cores[0].machine.wiring.links.items() if each.busy_bytes}
+
+
+def _back(slice_: Slice, index: int) -> int:
     there = link(slice_, index)
-    return (
-        None if there.kind == "d2d" else link_index(slice_, slice_.chip_at(there.target), there.axis, -there.direction)
-    )
+    if there.kind == "d2d":
+        return index + there.direction  # the two of a chip are numbered one after the other
+    return link_index(slice_, slice_.chip_at(there.target), there.axis, -there.direction)
 
 
 def full_share(result: Result, resource: Resource) -> float:
@@ -218,7 +226,8 @@ def full_share(result: Result, resource: Resource) -> float:
 def _head(result: Result) -> str:
     errors = sum(finding.severity is Severity.ERROR for finding in result.findings)
     if not result.is_complete:
-        return f"The run stopped after {result.time}: {result.findings[0].kind if result.findings else 'unfinished'}."
+        stopped = next((f.kind for f in result.findings if f.kind not in CONTINUABLE), "unfinished")
+        return f"The run stopped after {result.time}: {stopped}."
     wrong = f" {errors} finding{'s say' if errors > 1 else ' says'} that it is not right yet." if errors else ""
     if result.lower_bound is None or result.ratio is None:
         return f"It takes {result.time}; no lower bound of it is known.{wrong}"
@@ -246,7 +255,11 @@ def _busiest(result: Result, runs: list[WhatIf]) -> list[str]:
             saving = f"both would save {both.saved:.0%}"
             if both.could_save is not None and not both.is_decided:
                 saving = f"whether both would save anything is undecided: {both.saving}"
-        said.append(f"One direction of the links is used; {saving}.")
+        used, one_way = _used_links(result), _one_way(result)
+        what = "One direction of the links is used"
+        if len(one_way) < len(used):
+            what = f"{len(one_way)} of the {len(used)} links in use have nothing the other way"
+        said.append(f"{what}; {saving}.")
     return said
 
 
@@ -283,7 +296,7 @@ def _help(result: Result, runs: list[WhatIf]) -> list[str]:
     if undecided:
         rest = "; ".join(f"{run.change} {run.saving}" for run in undecided)
         said.append(f"Undecided, less than the numbers of the chip can tell: {rest}.")
-    idle = [run.change for run in runs if abs(run.saved) < _WORTH_SAYING and not run.change.startswith("both")]
+    idle = [run.change for run in runs if run.saved < _WORTH_SAYING and not run.change.startswith("both")]
     if idle:
         said.append(f"No use: {'; '.join(idle)}.")
     if any(run.could_save is None for run in runs):

@@ -20,6 +20,7 @@ from math import sqrt
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tpusim.chips import ChipSpec, Quantity
+from tpusim.machine.timing import copy_numbers
 from tpusim.retime import Recording
 from tpusim.specs import MemorySpace
 from tpusim.units import Duration
@@ -187,21 +188,26 @@ def used_numbers(log: EventLog, place: Place) -> dict[str, Quantity]:
     return {path: rows[path] for path in _used_paths(log, place) if path in rows}
 
 
+def has_far_signals(log: EventLog, place: Place) -> bool:
+    """Whether a signal leaves its device; one between cores of a device does not."""
+    devices = place.devices
+    return any(devices[signal.semaphore.device] != devices[signal.core.device] for signal in log.signals)
+
+
 def _used_paths(log: EventLog, place: Place) -> Iterator[str]:
     yield "core.clock"
     kinds = {copy.route.kind for copy in log.copies}
     if log.copies:
         yield "dma.issue"
     for kind in sorted(kinds):
-        yield f"dma.start_latency_{kind}"
-        yield f"dma.rate_{kind}"
+        yield from copy_numbers(kind)
     regions = {id(region): region for copy in log.copies for region in (copy.src_region, copy.dst_region)}
     quantity = place.chip.dma.short_run
     if any(r.wire_bytes_at(int(end)) != r.wire_bytes for end in quantity.interval for r in regions.values()):
         yield "dma.short_run"
     if any(MemorySpace.HBM in (copy.src.spec.space, copy.dst.spec.space) for copy in log.copies):
         yield "hbm.bandwidth"
-    remote = any(signal.semaphore.device != signal.core.device for signal in log.signals)
+    remote = has_far_signals(log, place)
     if remote or "remote" in kinds:
         yield from ("ici.link_bandwidth", "ici.hop_latency", "ici.die_to_die_bandwidth", "ici.die_to_die_latency")
     if remote:

@@ -48,23 +48,22 @@ class Timing:
         """Start latency of a copy of a direction class such as ``hbm_to_vmem`` or ``remote``."""
         found = self._start_ps.get(kind)
         if found is None:
-            latency = self._stream("latency") if kind == STREAM else getattr(self.chip.dma, f"start_latency_{kind}")
-            found = self._start_ps[kind] = ps_from_seconds(latency.number)
+            found = self._start_ps[kind] = ps_from_seconds(self._number(copy_numbers(kind)[0]))
         return found
 
     def rate(self, kind: str) -> int:
         """What one engine of a direction class moves, bytes per second."""
         found = self._rates.get(kind)
         if found is None:
-            rate = self._stream("rate") if kind == STREAM else getattr(self.chip.dma, f"rate_{kind}")
-            found = self._rates[kind] = int(rate.number)
+            found = self._rates[kind] = int(self._number(copy_numbers(kind)[1]))
         return found
 
-    def _stream(self, what: str) -> Quantity:
-        found: Quantity | None = getattr(self.chip.sparsecore, f"stream_{what}")
+    def _number(self, path: str) -> float:
+        group, _, name = path.partition(".")
+        found: Quantity | None = getattr(getattr(self.chip, group), name)
         if found is None:
-            raise InternalError(f"{self.chip.name} has no SparseCore")
-        return found
+            raise InternalError(f"{self.chip.name} has no {path}")
+        return found.number
 
 
 def direction_class(src: MemorySpace, dst: MemorySpace) -> str:
@@ -72,3 +71,10 @@ def direction_class(src: MemorySpace, dst: MemorySpace) -> str:
     if src in SPARSE or dst in SPARSE:
         return STREAM
     return _CLASSES.get((src, dst), "smem")
+
+
+def copy_numbers(kind: str) -> tuple[str, str]:
+    """The names of what a direction class rests on, start latency and rate: ``dma.rate_remote`` for one."""
+    if kind == STREAM:
+        return "sparsecore.stream_latency", "sparsecore.stream_rate"
+    return f"dma.start_latency_{kind}", f"dma.rate_{kind}"

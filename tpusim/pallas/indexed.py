@@ -19,7 +19,7 @@ class Indexed(ViewRegion):
     them, but nothing is read or written there.
     """
 
-    __slots__ = ("chosen", "different", "dim", "indices")
+    __slots__ = ("chosen", "different", "dim", "indices", "length")
 
     def __init__(
         self, parent: Region, dim: int, indices: np.ndarray[Any, Any], chosen: np.ndarray[Any, Any] | None = None
@@ -43,9 +43,14 @@ class Indexed(ViewRegion):
         self.different = frozenset(different.tolist())
         self.has_holes = len(different) < high - low + 1 or getattr(parent, "has_holes", False)
         self.dense = self.dense and not self.has_holes
+        self.length = length
+        self.wire_bytes = self.wire_bytes_at(self.spec.tiling.short_run_bytes)
+
+    def wire_bytes_at(self, short: int) -> int:
+        """Whole granules of each row that is chosen: streams have no ``short`` runs."""
         granule = self.spec.tiling.granule_bytes
-        row_bytes = -(-self.size * element_bits(self.dtype) // (8 * max(1, length)))
-        self.wire_bytes = len(indices) * -(-row_bytes // granule) * granule
+        row_bytes = -(-self.size * element_bits(self.dtype) // (8 * max(1, self.length)))
+        return len(self.indices) * -(-row_bytes // granule) * granule
 
     @property
     def _at(self) -> tuple[Any, ...]:

@@ -20,7 +20,7 @@ from tpusim.pallas.keys import Full, Index, Key, box_around, everything, full_ke
 class ViewRegion(Region):
     """What a transform makes of a region."""
 
-    __slots__ = ("_elements", "dtype", "has_holes", "parent", "text")
+    __slots__ = ("_covers", "_elements", "dtype", "has_holes", "parent", "text")
 
     is_box = False
 
@@ -31,6 +31,7 @@ class ViewRegion(Region):
         self.load_ps = self.store_ps = -1
         self.flaws = None
         self.subs = {}
+        self._covers = covers
         self.parent = parent
         self.shape = shape
         self.dtype = np.dtype(dtype)
@@ -41,6 +42,10 @@ class ViewRegion(Region):
         self.has_holes = self.size * element_bits(self.dtype) < covers.size * covers.spec.bits
         if self.has_holes:
             self.dense = False
+
+    def wire_bytes_at(self, short: int) -> int:
+        """Those of the memory it covers."""
+        return self._covers.wire_bytes_at(short)
 
     def elements(self) -> np.ndarray[Any, Any]:
         """The places of its elements in the buffer, ascending."""
