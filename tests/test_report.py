@@ -26,6 +26,7 @@ pytest.importorskip("bokeh", reason="needs Bokeh: pip install 'tpusim[report]'")
 from browser import Page, needs_chromium
 
 from tpusim.report import Views, page, summary_html, write_report
+from tpusim.report.html import cards
 from tpusim.report.marks import Mark, marks
 from tpusim.report.overview import cut
 from tpusim.report.style import LOOKS
@@ -90,6 +91,21 @@ def test_a_run_that_deadlocks_has_a_page():
     assert "1 error" in words
     assert "deadlock" in words
     assert "make_async_copy(x_ref, o_ref, sem).wait()" in words
+
+
+@pytest.mark.parametrize(
+    ("check", "card"),
+    [
+        ("equal", ["equal", "to the reference"]),
+        ("equal within 1.2e-06", ["equal", "within 1.2e-06"]),
+        ("not checked: no data", ["not checked", "no data"]),
+        ("3 of 9 values differ; the first is o[0]: got 1, expected 2", None),
+    ],
+)
+def test_a_card_says_what_the_comparison_found(check, card):
+    words = Outline(cards(simulated("right_permute", 4, "v5e:2x2"), check)).text
+    at = words.index("result") + 1
+    assert words[at : at + 2] == (card or ["wrong", check])
 
 
 def evil_result(folder):

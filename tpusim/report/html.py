@@ -81,8 +81,8 @@ def cards(result: Result, check: str | None = None) -> Markup:
         ("computing", f"{use.core_mean:.0%}", "of the time of a core"),
     ]
     if check is not None:
-        word, _, rest = check.partition(" ")
-        found.insert(3, ("result", word, rest or "to the reference"))
+        word, rest = _headline(check)
+        found.insert(3, ("result", word, rest))
     made = [
         element("div", element("h3", name), element("b", value), element("small", note), class_="card", id=f"card-{at}")
         for at, (name, value, note) in enumerate(found)
@@ -90,6 +90,15 @@ def cards(result: Result, check: str | None = None) -> Markup:
     because = result.lower_bound_because
     why = element("p", f"Nothing is faster than the lower bound: {because}.", class_="quiet") if because else ""
     return join([element("div", *made, class_="cards"), why])
+
+
+def _headline(check: str) -> tuple[str, str]:
+    """What a comparison found in a word or two, and the rest of it."""
+    if check.startswith("equal"):
+        return "equal", check.removeprefix("equal").strip() or "to the reference"
+    if check.startswith("not checked"):
+        return "not checked", check.removeprefix("not checked").strip(": ")
+    return "wrong", check
 
 
 def interval_is_quick(result: Result) -> bool:

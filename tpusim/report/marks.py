@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tpusim.report.overview import cut
 from tpusim.report.style import LOOKS
+from tpusim.specs import SemaphoreType
 from tpusim.trace.lanes import pack
 from tpusim.trace.lines import Places
 from tpusim.trace.log import Wait
@@ -140,7 +141,8 @@ class _Maker:
             return "core", f"signal {event.semaphore} of {self.names.coords[event.semaphore.device]}"
         if step.doing == "blocked":
             if not isinstance(event, Wait):
-                return "signal_wait", f"wait for {event.semaphore}, for ever"
+                is_copy = event.semaphore.spec.kind is SemaphoreType.DMA
+                return "copy_wait" if is_copy else "signal_wait", f"wait for {event.semaphore}, for ever"
             arrival = self.steps.ender(event)
             kind = "signal_wait" if arrival is None or arrival[3] == "signal" else "copy_wait"
             return kind, f"wait for {event.semaphore}"
