@@ -14,6 +14,7 @@ from simulating import TILE, Lines, tiles
 
 from tpusim import (
     HBM,
+    SMEM,
     VMEM,
     Kernel,
     SemaphoreType,
@@ -445,6 +446,40 @@ def test_what_a_kernel_reads_from_a_semaphore_may_select_what_it_does() -> None:
         f"P1: semaphore_read at {at('look')}: the value depends on the schedule, and the kernel may do something else "
         "with another one.",
     )
+
+
+@pytest.mark.parametrize(("is_scoped", "is_set"), [(True, False), (False, False), (True, True), (False, True)])
+def test_a_number_that_nobody_has_written_selects_what_a_kernel_does(is_scoped: bool, is_set: bool) -> None:
+    def kernel(x_ref, o_ref, sem, *scratch):
+        def body(count):
+            if is_set:
+                count[0] = 0
+            copy = make_async_copy(x_ref, o_ref, sem)
+
+            @when(count[0] == 0)
+            def _():
+                copy.start()  # once more
+                copy.wait()
+
+            count[0] = count[0] + 1  # count again
+            copy.start()
+            copy.wait()
+
+        if is_scoped:
+            run_scoped(body, SMEM((1,), "int32"))
+        else:
+            body(*scratch)
+
+    for calls in (1, 2):
+        verdict = verify(kernel, scratch=(DMA,) if is_scoped else (DMA, SMEM((1,), "int32")), calls=calls)
+        if is_set:
+            assert verdict.answer == "proven"
+            continue
+        assert verdict.answer == "not-proven"
+        assert verdict.reasons == (
+            f"P1: what device (0,) does at {at('count again')} depends on SMEM that nobody has written: with 0 there "
+            "it is not the same.",
+        )
 
 
 def test_a_run_that_was_given_up_proves_nothing() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from tpusim.errors import FindingError, InterruptedRunError, NotModelledError, O
 from tpusim.findings import Finding, Kind, Severity
 from tpusim.judges.proof import Names, Proof, Recorder, ReplayRecorder, Witness, is_shown, prove
 from tpusim.judges.proof.accesses import Conflict
+from tpusim.judges.proof.unwritten import NUMBERS, OtherContents, first_difference, has_scalar_scratch
 from tpusim.observe import Observer
 from tpusim.result import Result
 from tpusim.verdict import Answer, Verdict
@@ -81,6 +83,10 @@ def verify_runs(run: Run, calls: int) -> Verdict:
         shown = _replay(run, made, proof, recorder, calls)
     findings = _findings(made, proof)
     answer, reasons = _answer(made, proof, findings, shown)
+    if answer == "proven" and result is not None:
+        doubt = _depends_on_the_unwritten(run, recorder, result)
+        if doubt is not None:
+            answer, reasons = "not-proven", (doubt,)
     return Verdict(
         answer=answer,
         premises=() if proof is None else proof.premises,
@@ -92,6 +98,19 @@ def verify_runs(run: Run, calls: int) -> Verdict:
         data=made.data,
         result=result,
     )
+
+
+def _depends_on_the_unwritten(run: Run, recorder: Recorder, result: Result) -> str | None:
+    """Why the operations may be others with other numbers in memory that nobody has written."""
+    machine = result.cores[0].machine
+    for number in NUMBERS if has_scalar_scratch(machine) else ():
+        watcher = OtherContents(number)
+        with suppress(NotModelledError):  # then they are fewer
+            run(_RECORD, [watcher])
+        difference = first_difference(recorder, watcher, machine)
+        if difference is not None:
+            return f"P1: {difference} depends on SMEM that nobody has written: with {number} there it is not the same."
+    return None
 
 
 def _findings(made: Attempt, proof: Proof | None) -> tuple[Finding, ...]:

@@ -48,6 +48,8 @@ class Call:
         self.name = name
         self.where = where
         self.specs: list[BufferSpec] = []
+        self.scratch: list[BufferSpec] = []
+        """Those of them that hold nothing when their call or scope begins, and never what a pipeline brings."""
         self._known = None if known is None else known.on(machine.chip)
         self.semaphore_specs: list[SemaphoreSpec] = []
         devices = len(machine.cores)
@@ -193,7 +195,8 @@ class Call:
 
     def _declare(self, name: str, declared: ScratchType, scope: Scope | None) -> BufferSpec | SemaphoreSpec:
         if isinstance(declared, MemoryRef):
-            return self.add_buffer(name, declared, scope=scope)
+            self.scratch.append(self.add_buffer(name, declared, scope=scope))
+            return self.scratch[-1]
         kind, shape = (declared, ()) if isinstance(declared, SemaphoreType) else (declared.kind, declared.shape)
         return self.add_semaphores(name, kind, shape, scoped=scope is not None)
 
