@@ -28,6 +28,7 @@ from tpusim.errors import (
     SemaphoreKindError,
 )
 from tpusim.findings import Kind
+from tpusim.specs import as_dtype
 
 DMA, REGULAR = SemaphoreType.DMA, SemaphoreType.REGULAR
 BUFFER = VMEM((8, 128), "float32")
@@ -333,6 +334,23 @@ def test_uninitialised_output():
 
     assert _warnings(Kind.UNINITIALISED, kernel, tiles(3), mesh=3) == [
         "output o_ref of devices (0,), (2,) holds memory that nobody ever wrote (shown as NaN or a sentinel)."
+    ]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "int32", "float16", "bfloat16"])
+def test_what_is_uninitialised_is_memory_and_not_a_number(dtype):
+    def half(x_ref, o_ref):
+        sync_copy(x_ref.at[:32], o_ref.at[:32])
+
+    def whole(x_ref, o_ref):
+        sync_copy(x_ref, o_ref)
+
+    bits = np.random.default_rng(0).integers(0, 256, (64, 128 * as_dtype(dtype).itemsize), np.uint8)
+    array = bits.view(as_dtype(dtype)) if "int" in dtype else np.zeros((64, 128), as_dtype(dtype))
+    shape = {"out_shape": lambda x: x}
+    assert _warnings(Kind.UNINITIALISED, whole, array, **shape) == []
+    assert _warnings(Kind.UNINITIALISED, half, array, **shape) == [
+        "output o_ref of device (0,) holds memory that nobody ever wrote (shown as NaN or a sentinel)."
     ]
 
 

@@ -467,7 +467,8 @@ def sentinel(dtype: np.dtype[Any]) -> Any:
     if dtype == np.bool_:
         return np.False_
     if dtype.kind in "iu" or dtype.name in ("int4", "uint4"):
-        return np.array(-0x5EADBEEF if dtype.itemsize >= 4 else -0x55).astype(dtype)[()]
+        number = {1: -0x55, 2: -0x5EAD}.get(dtype.itemsize, -0x5EADBEEF)
+        return np.array(number).astype(dtype)[()]
     return np.array(np.nan).astype(dtype)[()]
 
 
@@ -491,13 +492,22 @@ def fresh_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any,
 
 
 def holds_sentinel(array: np.ndarray[Any, Any]) -> bool:
-    """Whether any element still is fresh memory; false for types too small to tell."""
+    """Whether any element still is fresh memory; false for types too small to tell.
+
+    One integer of 8 or 16 bits may well be the sentinel by chance; 16 bytes of them side by side are not.
+    """
     dtype = array.dtype
-    if dtype.itemsize < 2 or dtype == np.bool_ or array.size == 0:
+    is_small_integer = dtype.kind in "iu" and dtype.itemsize < 4
+    if (dtype.itemsize < 2 and not is_small_integer) or dtype == np.bool_ or array.size == 0:
         return False
-    bits: Any = {2: np.uint16, 4: np.uint32, 8: np.uint64}[dtype.itemsize]
+    bits: Any = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[dtype.itemsize]
     flat = array if array.flags.c_contiguous else np.ascontiguousarray(array)
-    return bool((flat.view(bits) == np.asarray(sentinel(dtype)).view(bits)).any())
+    found = flat.view(bits) == np.asarray(sentinel(dtype)).view(bits)
+    if not found.any() or not is_small_integer:
+        return bool(found.any())
+    side_by_side = 16 // dtype.itemsize
+    whole = found.size // side_by_side * side_by_side
+    return bool(found.reshape(-1)[:whole].reshape(-1, side_by_side).all(axis=1).any())
 
 
 def memory_table(buffers: Sequence[tuple[str, MemorySpace, tuple[int, ...], Any, int]]) -> str:
