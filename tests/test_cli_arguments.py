@@ -62,13 +62,36 @@ def test_bad_arguments_are_one_line(tpusim, arguments, message):
     assert tpusim("run", *arguments) == (2, "", f"Error: {message}\n")
 
 
-def test_usage_errors_are_2(tpusim):
-    status, out, err = tpusim("run", "k.py", "--compile", "v5e")
+@pytest.mark.parametrize(
+    ("arguments", "message"),  # click's words, which are not the same in all versions
+    [
+        (("run", "k.py", "--walk", "v5e"), "No such option: --walk"),
+        (("run",), "Missing argument 'file'."),
+        (("walk",), "No such command 'walk'."),
+        (("run", "k.py", "b.py"), "Got unexpected extra argument"),
+        (("run", "k.py", "--seed"), "Option '--seed' requires an argument."),
+    ],
+)
+def test_usage_errors_are_2_and_one_line(tpusim, arguments, message):
+    status, out, err = tpusim(*arguments)
     assert (status, out) == (2, "")
-    assert err.splitlines()[-1].startswith("Error: No such option: --compile")
-    assert tpusim("run")[0] == 2
-    assert tpusim("walk")[0] == 2
-    assert tpusim("run", "k.py", "--seed", "x")[0] == 2
+    assert err.startswith(f"Error: {message}")
+    assert err.endswith("-h)\n")
+    assert err.count("\n") == 1
+
+
+def test_a_usage_error_is_json_where_json_is_asked_for(tpusim):
+    status, out, err = tpusim("run", "k.py", "--seed", "x", "--json", "-")
+    assert status == 2
+    assert err == f"Error: {strict_json(out)['error']}\n"
+    assert strict_json(out)["ok"] is False
+
+
+def test_a_group_of_commands_shows_its_help(tpusim):
+    for arguments in ((), ("costs",)):
+        status, _, err = tpusim(*arguments)
+        assert status in (0, 2)  # what click says
+        assert err.startswith("Usage: tpusim") or status == 0
 
 
 def test_schedules_faults_and_tokens(tpusim):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -37,6 +37,10 @@ from tpusim.errors import MissingExtraError, NotModelledError, OptionError
 from tpusim.job import Status
 from tpusim.job.userfault import UserCodeError
 
+_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+"""What click raises for arguments that it cannot read, of whichever click typer brings."""
+_INTERRUPTED = 130
+
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command and exit with its status; ``arguments`` default to those of the process."""
@@ -44,14 +48,27 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     command = typer.main.get_command(_app())
     given = sys.argv[1:] if arguments is None else list(arguments)
     try:
-        command(given, prog_name="tpusim")
+        status = command(given, prog_name="tpusim", standalone_mode=False)
+    except _UsageError as error:
+        _fail_usage(error, given)
+    except typer.Abort:  # Ctrl-C, in some versions of typer
+        sys.exit(_INTERRUPTED)
     except (MissingExtraError, NotModelledError) as error:
         _fail(one_line(error), Status.NOT_POSSIBLE, given)
     except OptionError as error:
         _fail(one_line(error), Status.BAD_ARGUMENTS, given)
     except UserCodeError as error:
         _fail(str(error), Status.WRONG, given)
-    sys.exit(Status.RIGHT)
+    sys.exit(status if isinstance(status, int) else Status.RIGHT)
+
+
+def _fail_usage(error: Any, given: Sequence[str]) -> NoReturn:
+    text = error.format_message()
+    if "\n" in text:  # a group of commands without one of them: its help
+        typer.echo(text, err=True)
+        sys.exit(Status.BAD_ARGUMENTS)
+    where = error.ctx.command_path if error.ctx is not None else "tpusim"
+    _fail(f"{one_line(text)} (see {where} -h)", Status.BAD_ARGUMENTS, given)
 
 
 def _fail(text: str, status: Status, given: Sequence[str]) -> NoReturn:
