@@ -44,6 +44,8 @@ from tpusim import (
     semaphore_wait,
 )
 from tpusim import np as jnp
+from tpusim.specs import as_dtype
+from tpusim.values.numerics import cast
 
 
 def all_gather_matmul(x_hbm, w_hbm, y_hbm, w_vmem, chunks, results, load_sem, send_sem, recv_sem, write_sem, credit):
@@ -124,12 +126,12 @@ def inputs(devices=4, shape=(128, 256), dtype="float32", seed=0, columns=512):
     m, k = shape
     x = rng.standard_normal((devices * m, k), np.float32)
     w = rng.standard_normal((k, devices * columns), np.float32)
-    return x.astype(dtype), w.astype(dtype)
+    return cast(x, as_dtype(dtype)), cast(w, as_dtype(dtype))
 
 
 def reference(x, w, devices=4):
     """``X @ W``, summed in float32, its rows in ``devices`` blocks."""
-    y = (x.astype(np.float32) @ w.astype(np.float32)).astype(x.dtype)
+    y = cast(x.astype(np.float32) @ w.astype(np.float32), x.dtype)
     return y.reshape(devices, -1, w.shape[1])
 
 

@@ -29,6 +29,8 @@ import numpy as np
 import tpusim
 from tpusim import HBM, VMEM, SemaphoreType, ShapeDtypeStruct, ds, fori_loop, make_async_copy, when
 from tpusim import np as jnp
+from tpusim.specs import as_dtype
+from tpusim.values.numerics import cast
 
 
 def _blocks(a, b, bm, bn, bk):
@@ -129,12 +131,12 @@ def inputs(devices=1, shape=(512, 1024), dtype="float32", seed=0, columns=512):
     m, k = shape
     a = rng.standard_normal((devices * m, k), np.float32)
     b = rng.standard_normal((k, columns), np.float32)
-    return a.astype(dtype), b.astype(dtype)
+    return cast(a, as_dtype(dtype)), cast(b, as_dtype(dtype))
 
 
 def reference(a, b, devices=1):
     """``A @ B``, summed in float32."""
-    return (a.astype(np.float32) @ b.astype(np.float32)).astype(a.dtype)
+    return cast(a.astype(np.float32) @ b.astype(np.float32), a.dtype)
 
 
 def lower_bound(slice, a, b):

@@ -45,6 +45,8 @@ from tpusim import (
     semaphore_wait,
 )
 from tpusim import np as jnp
+from tpusim.specs import as_dtype
+from tpusim.values.numerics import cast
 
 
 def matmul_reduce_scatter(
@@ -140,13 +142,13 @@ def inputs(devices=4, shape=(128, 512), dtype="float32", seed=0, columns=256):
     m, k = shape
     x = rng.standard_normal((devices, m, devices * k), np.float32)
     w = rng.standard_normal((devices * k, columns), np.float32)
-    return x.astype(dtype), w.astype(dtype)
+    return cast(x, as_dtype(dtype)), cast(w, as_dtype(dtype))
 
 
 def reference(x, w, devices=4):
     """``X @ W``, summed in float32; the blocks of rows one below the other."""
     rows = x.reshape(-1, x.shape[2])
-    return (rows.astype(np.float32) @ w.astype(np.float32)).astype(x.dtype)
+    return cast(rows.astype(np.float32) @ w.astype(np.float32), x.dtype)
 
 
 def lower_bound(slice, x, w):

@@ -49,6 +49,8 @@ from tpusim import (
     semaphore_wait,
 )
 from tpusim import np as jnp
+from tpusim.specs import as_dtype
+from tpusim.values.numerics import cast
 
 
 def ring_attention(
@@ -152,7 +154,7 @@ def inputs(devices=4, shape=(2, 128, 128), dtype="float32", seed=0):
     rng = np.random.default_rng(seed)
     heads, positions, dim = shape
     q, k, v = rng.standard_normal((3, heads, devices * positions, dim), np.float32)
-    return q.astype(dtype), k.astype(dtype), v.astype(dtype)
+    return tuple(cast(array, as_dtype(dtype)) for array in (q, k, v))
 
 
 def reference(q, k, v, devices=4):
@@ -160,7 +162,7 @@ def reference(q, k, v, devices=4):
     q32, k32, v32 = (array.astype(np.float32) for array in (q, k, v))
     scores = q32 @ k32.swapaxes(1, 2) / np.float32(math.sqrt(q.shape[2]))
     p = np.exp(scores - scores.max(axis=2, keepdims=True))
-    return (p / p.sum(axis=2, keepdims=True) @ v32).astype(q.dtype)
+    return cast(p / p.sum(axis=2, keepdims=True) @ v32, q.dtype)
 
 
 def lower_bound(slice, q, k, v):

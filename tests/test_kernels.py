@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpusim.bounds import MeshBounds
+from tpusim.job.check import compare as job_compare
 from tpusim.kernel_file import load_file
 from tpusim.options import RunOptions
 from tpusim.result import Result
@@ -88,6 +89,18 @@ def test_moving_collectives_against_numpy(
     name: str, devices: int, dtype: str, rows: int, columns: int, seed: int, slice_: str
 ) -> None:
     check(name, devices, slice_, shape=(32 * rows, columns), dtype=dtype, seed=seed)
+
+
+@pytest.mark.parametrize("name", ["all_gather_matmul", "matmul_pipeline", "matmul_reduce_scatter", "ring_attention"])
+@pytest.mark.parametrize("dtype", ["int4", "uint4", "int8", "uint8", "int16", "float8_e5m2", "float64"])
+def test_products_saturate_in_small_integers(name: str, dtype: str) -> None:
+    shape = {} if name == "ring_attention" else {"shape": (64, 2048)}  # sums beyond what int8 holds
+    file = load_file(str(FOLDER / f"{name}.py"))
+    arrays = file.inputs(devices=2, dtype=dtype, **shape)
+    result = file.kernel.simulate(*arrays, slice="v5e:2x2", mesh=2)
+    assert result.outputs is not None
+    check = job_compare(result.outputs, file.reference(*arrays, devices=2))
+    assert not check.is_wrong, check.text
 
 
 @given(

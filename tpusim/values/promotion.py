@@ -73,7 +73,7 @@ def canonical_dtype(dtype: Any) -> DType:
 
 def kind_letter(dtype: DType) -> str:
     """``b`` (bool), ``i`` (signed), ``u`` (unsigned) or ``f`` (any floating type, fp8 included)."""
-    return _KINDS[dtype]
+    return _KINDS.get(dtype, dtype.kind)  # of the host's 64-bit types too
 
 
 def inexact(dtype: DType) -> DType:
