@@ -147,6 +147,32 @@ def test_exceptions_elsewhere_in_the_file(tpusim, change, text):
     assert re.search(pattern.replace(".*", r"\d+"), out)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("    return (rng", "    return 2 * (rng"),
+         "k.py: lower_bound(slice, x) does not take the arrays of inputs(): too many positional arguments"),
+        (("def reference(x,", "def reference(a, x,"),
+         "k.py: reference(a, x, *, devices=4) does not take the arrays of inputs(): missing a required argument: 'x'"),
+        (("    return (rng", "    return None\n    return (rng"),
+         "k.py: inputs() gives no array of numbers as input 0: None"),
+        (("    return slice.permute", "    return 'soon'\n    return slice.permute"),
+         "k.py: lower_bound() returns a Duration, picoseconds or None, not 'soon'"),
+        (("    o_ref[...] = x_ref[...] + left_ref[...]", "    return x_ref[...]"),
+         "kernel returns a value; a kernel returns None and writes its results to its refs"),
+        (("    copy.start()", "    copy.start()\n    yield"),
+         "kernel is a generator; waits block by themselves, without yield or await"),
+        (("def kernel(", "async def kernel("),
+         "kernel is a coroutine; waits block by themselves, without yield or await"),
+    ],
+)  # fmt: skip
+def test_functions_of_the_file_that_do_not_fit_each_other(tpusim, change, message):
+    write("k.py", change)
+    status, out, err = tpusim("run", "k.py", "--json", "-")
+    assert (status, err) == (2, f"Error: {message}\n")
+    assert strict_json(out)["error"] == message
+
+
 @pytest.mark.parametrize("status", [0, 7])
 @pytest.mark.parametrize(
     ("change", "where"),
@@ -214,3 +240,29 @@ def test_ctrl_c_gives_the_report(tpusim):
     assert "\nlivelock: interrupted; t = " in out
     assert strict_json(Path("r.json").read_text())["findings"][0]["kind"] == "livelock"
     assert strict_json(Path("t.json").read_text())["traceEvents"]
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        (("    n, me = axis", "    raise KeyboardInterrupt\n    n, me = axis"), "kernel"),  # in the pass over the code
+        (("    rng = np", "    raise KeyboardInterrupt\n    rng = np"), "inputs"),
+        (("    return x + np.roll", "    raise KeyboardInterrupt\n    return x + np.roll"), "reference"),
+    ],
+)
+def test_ctrl_c_outside_the_simulation_says_where_the_code_was(tpusim, change, where):
+    lines = Path(write("k.py", change)).read_text().splitlines()
+    line = lines.index("    raise KeyboardInterrupt") + 1
+    status, out, err = tpusim("run", "k.py", "--json", "-")
+    assert status == 1
+    text = f"interrupted\n  k.py:{line} in {where}\n    raise KeyboardInterrupt"
+    assert strict_json(out)["error"] == text
+    assert text in err
+
+
+def test_ctrl_c_ends_all_runs_of_explore(tpusim):
+    interrupt = "    calls.append(1)\n    if len(calls) == 12:\n        raise KeyboardInterrupt\n    copy.start()"
+    write("k.py", ("# Everything", "calls = []\n\n\n# Everything"), ("    copy.start()", interrupt))
+    status, out, _ = tpusim("explore", "k.py", "--runs", "9")
+    assert status == 130
+    assert "livelock" not in out

@@ -56,6 +56,8 @@ def explore_job(job: Job, runs: int) -> tuple[Exploration, Outcome]:
     def trial(schedule: str) -> Trial:
         how = {} if "replay" in job.options else {"schedule": schedule}
         outcomes.append(run_job(replace(job, options={**job.options, **how, "on_finding": "record"})))
+        if outcomes[-1].is_interrupted and len(outcomes) > 1:  # not one schedule's fault
+            raise KeyboardInterrupt
         return _trial(outcomes)
 
     return explore(trial, runs, job.options.get("seed", 0)), outcomes[0]

@@ -17,7 +17,7 @@ import numpy as np
 
 from tpusim.bounds import MeshBounds
 from tpusim.declare import resolve
-from tpusim.errors import FindingError, NotModelledError, OptionError
+from tpusim.errors import FindingError, InterruptedRunError, NotModelledError, OptionError
 from tpusim.findings import Finding, Kind, Severity
 from tpusim.job.check import Check, Sharding, compare
 from tpusim.job.status import Status
@@ -76,6 +76,8 @@ class Outcome:
     """GLOBAL inputs, as the file made them."""
     outputs: tuple[Any, ...] | None = None
     """GLOBAL outputs."""
+    is_interrupted: bool = False
+    """Whether Ctrl-C ended it; who runs many jobs ends with it."""
 
     @property
     def status(self) -> Status:
@@ -133,7 +135,9 @@ def _outcome(job: Job, path: Path, load: Callable[[], KernelFile], progress: Pro
     except FindingError as error:
         outcome.findings = tuple(error.findings)
     except UserCodeError as error:
-        outcome.fault = str(error)
+        outcome.fault, outcome.is_interrupted = str(error), error.is_interrupted
+    except KeyboardInterrupt:
+        outcome.fault, outcome.is_interrupted = "interrupted", True
     return outcome
 
 
@@ -150,7 +154,7 @@ def _run(loaded: KernelFile, job: Job, outcome: Outcome, progress: Progress | No
         return
     place = outcome.place = RunOptions.of(job.options).place(kernel.axes)
     devices = _devices(place)
-    arrays = outcome.arrays = _arrays(loaded, _parameters(loaded, job, devices))
+    arrays = outcome.arrays = _numbers(loaded, _arrays(loaded, _parameters(loaded, job, devices)))
     if job.backend == "interpret":
         outputs = _interpret(job, outcome, arrays)
     else:
@@ -175,6 +179,7 @@ def _run_captured(loaded: KernelFile, function: Callable[..., Any], outcome: Out
     try:
         returned = program(*arrays)
     except FindingError as error:
+        outcome.is_interrupted = isinstance(error, InterruptedRunError)
         if error.result is None:
             raise
         returned = None
@@ -193,6 +198,28 @@ def _arrays(loaded: KernelFile, parameters: Mapping[str, Any]) -> Any:
     return tuple(arrays) if isinstance(arrays, tuple | list) else (arrays,)
 
 
+def _numbers(loaded: KernelFile, arrays: Sequence[Any]) -> tuple[Any, ...]:
+    """The inputs of a native kernel as arrays, whatever made them."""
+    made = tuple(array if hasattr(array, "dtype") else np.asarray(array) for array in arrays)
+    for position, array in enumerate(made):
+        if array.dtype == object:
+            raise OptionError(
+                f"{loaded.path}: inputs() gives no array of numbers as input {position}: {arrays[position]!r:.60}"
+            )
+    return made
+
+
+def _with_inputs(loaded: KernelFile, name: str, function: Callable[..., Any], *given: Any, **known: Any) -> Any:
+    """Call ``reference`` or ``lower_bound``; raises ``OptionError`` where it does not take what ``inputs()`` makes."""
+    try:
+        inspect.signature(function).bind(*given, **known)
+    except TypeError as error:
+        raise OptionError(
+            f"{loaded.path}: {name}{inspect.signature(function)} does not take the arrays of inputs(): {error}"
+        ) from None
+    return function(*given, **known)
+
+
 def _check(
     loaded: KernelFile,
     job: Job,
@@ -208,7 +235,7 @@ def _check(
         return Check("unchecked", f"not checked: {reason}")
     if loaded.reference is None:
         return Check("unchecked", f"not checked: {loaded.path.name} has no reference()")
-    expected = loaded.reference(*arrays, **accepted(loaded.reference, known))
+    expected = _with_inputs(loaded, "reference", loaded.reference, *arrays, **accepted(loaded.reference, known))
     for call, earlier in enumerate(repeats, 1):
         check = compare(earlier, expected, sharding)
         if check.is_wrong:
@@ -224,6 +251,7 @@ def _simulate(
     try:
         result = simulate(kernel, arrays, dict(job.options), progress, job.detail, job.calls, job.observers)
     except FindingError as error:
+        outcome.is_interrupted = isinstance(error, InterruptedRunError)
         if error.result is None:
             raise
         result = error.result
@@ -284,5 +312,10 @@ def accepted(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict
 def _lower_bound(loaded: KernelFile, place: Place | None, arrays: Any) -> Duration | None:
     if loaded.lower_bound is None or place is None:
         return None
-    bound = loaded.lower_bound(MeshBounds(place.slice, place.chip, place.axis_sizes, place.devices), *arrays)
-    return bound if bound is None or isinstance(bound, Duration) else Duration(bound)
+    bounds = MeshBounds(place.slice, place.chip, place.axis_sizes, place.devices)
+    bound = _with_inputs(loaded, "lower_bound", loaded.lower_bound, bounds, *arrays)
+    if bound is None or isinstance(bound, Duration):
+        return bound
+    if isinstance(bound, bool) or not isinstance(bound, int | float | np.integer) or not 0 <= bound < np.inf:
+        raise OptionError(f"{loaded.path}: lower_bound() returns a Duration, picoseconds or None, not {bound!r:.60}")
+    return Duration(int(bound))

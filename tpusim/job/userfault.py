@@ -19,6 +19,11 @@ _LAST_FRAMES = 8
 class UserCodeError(TpuSimError):
     """Something the user's file raised; the text is a traceback of the user's frames alone."""
 
+    def __init__(self, text: str, *, is_interrupted: bool = False) -> None:
+        super().__init__(text)
+        self.is_interrupted = is_interrupted
+        """Whether it was Ctrl-C."""
+
 
 @contextmanager
 def user_code(path: Path) -> Iterator[None]:
@@ -26,7 +31,7 @@ def user_code(path: Path) -> Iterator[None]:
 
     Findings pass, and so do wrong options, with the line of ``path`` that met them.  An exception that
     never touched the user's code is tpusim's own and passes too.  ``sys.exit()`` is an exception like others: its
-    status would be taken for that of the run.
+    status would be taken for that of the run; so is Ctrl-C, which says where the code was.
     """
     try:
         yield
@@ -38,11 +43,11 @@ def user_code(path: Path) -> Iterator[None]:
             raise
         place = Where(frames[-1].filename, frames[-1].lineno or 0)
         raise OptionError(f"{error}  [{place}]") from None
-    except (Exception, SystemExit) as error:  # the boundary to code that may raise anything
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # the boundary to code that may raise anything
         text = _text(error, path)
         if text is None:
             raise
-        raise UserCodeError(text) from None
+        raise UserCodeError(text, is_interrupted=isinstance(error, KeyboardInterrupt)) from None
 
 
 def _frames(frames: TracebackType | None, path: Path) -> list[traceback.FrameSummary]:
@@ -72,4 +77,6 @@ def _text(error: BaseException, path: Path) -> str | None:
         if frame.line:
             lines.append(f"    {frame.line}")
     what = "".join(traceback.format_exception_only(type(error), error)).rstrip()
+    if isinstance(error, KeyboardInterrupt):
+        what = "interrupted"
     return "\n".join([what, *lines])

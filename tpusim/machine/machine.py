@@ -248,6 +248,8 @@ class Machine(Reporting):
                 while self._run_some() or self._release():
                     if progress is not None:
                         progress(self.env.now, self.events)
+        except InterruptedRunError:
+            raise  # it knows the line
         except KeyboardInterrupt as error:
             raise InterruptedRunError(self.livelock_finding("interrupted"), findings=self.findings) from error
 

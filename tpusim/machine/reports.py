@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tpusim.errors import error_for, finding_error
-from tpusim.findings import AT_THE_END, CONTINUABLE, Finding, Kind, Severity, where_of
+from tpusim.findings import AT_THE_END, CONTINUABLE, Finding, Kind, Severity, Where, where_of
 from tpusim.units import Duration
 
 if TYPE_CHECKING:
@@ -189,12 +189,14 @@ class Reporting:
         """The run passed a limit; ``core`` is at work, or nobody."""
         self.report(self.livelock_finding(reason, core))
 
-    def livelock_finding(self, reason: str, at_work: Core | None = None) -> Finding:
-        """Where every core is when a run is given up; ``at_work`` is the one that was running."""
+    def livelock_finding(self, reason: str, at_work: Core | None = None, line: Where | None = None) -> Finding:
+        """Where every core is when a run is given up; ``at_work`` is the one that was running, at ``line``."""
         now = self.env.now if at_work is None else at_work.now
         lines = [f"{reason}; t = {Duration(now)}, {self.events} events."]
         for core in self.cores[:8]:
             state = "done" if core.done else f"running, its clock at {Duration(core.now)}"
+            if core is at_work and line is not None:
+                state += f"  {line}"
             if core.blocked is not None:
                 blocked = core.blocked
                 unit = blocked.semaphore.unit
@@ -211,6 +213,6 @@ class Reporting:
             Kind.LIVELOCK,
             "\n".join(lines),
             device=self.coordinates(shown.device) if shown is not None else None,
-            where=where_of(waits.site) if waits is not None else None,
+            where=line or (where_of(waits.site) if waits is not None else None),
             time_ps=now,
         )

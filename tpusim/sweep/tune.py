@@ -86,6 +86,8 @@ def _run(loaded: KernelFile, request: Request) -> tuple[Outcome | None, Row]:
         outcome = run_loaded(loaded, request.job)
     except OptionError as error:
         return None, failed(request.point, Status.BAD_ARGUMENTS, str(error))
+    if outcome.is_interrupted:
+        raise KeyboardInterrupt
     return outcome, row_of(request.point, outcome)
 
 
