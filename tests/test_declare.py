@@ -1,5 +1,7 @@
 """What a kernel's declarations mean on a mesh, and what is refused."""
 
+from functools import partial, wraps
+
 import numpy as np
 import pytest
 
@@ -54,6 +56,35 @@ def test_declarations_may_be_functions_of_the_shards_and_ask_for_the_axis_size()
     )
     assert declared.grid == (4,)
     assert not declared.single_output
+
+
+class Doubles:
+    def __call__(self, x_ref, o_ref, factor=2):
+        o_ref[...] = factor * x_ref[...]
+
+
+@pytest.mark.parametrize(
+    ("fn", "name", "factor"),
+    [
+        (Doubles(), "Doubles", 2),
+        (Doubles().__call__, "__call__", 2),
+        (partial(Doubles().__call__, factor=5), "__call__", 5),
+        (partial(partial(Doubles()), factor=3), "Doubles", 3),
+        (wraps(refused)(lambda x_ref, o_ref: Doubles()(x_ref, o_ref)), "refused", 2),
+    ],
+)
+def test_a_kernel_is_any_callable_in_python(fn, name, factor):
+    kernel = Kernel(fn, out_shape=lambda x: x)
+    assert kernel.name == name
+    (output,) = kernel.simulate(np.ones((8, 128), "float32"), mesh=1).outputs
+    assert (output == factor).all()
+
+
+@pytest.mark.parametrize("fn", [3, len, int])
+def test_a_kernel_needs_python_code(fn):
+    with pytest.raises(OptionError) as caught:
+        Kernel(fn, out_shape=X)
+    assert str(caught.value) == f"Kernel: fn must be a Python function, not {fn!r}"
 
 
 def test_one_tuple_of_outputs_stays_a_tuple():

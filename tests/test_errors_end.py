@@ -191,14 +191,14 @@ def test_interrupt_tells_where_every_device_is():
         copy.start()
         copy.wait()  # both
         if len(runs) == 3:  # one pass over the code, then a run on each of two devices
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt  # here
 
     error = error_of(InterruptedRunError, kernel, tiles(2), mesh=2, scratch_shapes=(DMA,))
     assert isinstance(error, KeyboardInterrupt)
     now = Duration(error.finding.time_ps)
     assert re.sub(r"\b\d+ events", "N events", str(error)) == (
         f"interrupted; t = {now}, N events.\n"
-        f"  device (0,): running, its clock at {now}\n"
+        f"  device (0,): running, its clock at {now}  {at('here')}\n"
         f"  device (1,): waits for 4096 B on sem (value 0 B)  {at('both')}"
     )
 

@@ -89,9 +89,9 @@ def test_what_is_no_kernel_file_is_refused(write, tmp_path):
 
 
 def test_inputs_must_be_there_and_callable_without_arguments(write):
-    path = write("import tpusim\nkernel = tpusim.Kernel(print, out_shape=None)\n")
+    path = write("import tpusim\nkernel = tpusim.Kernel(lambda: None, out_shape=None)\n")
     refused(path, f"{path} needs a function inputs(...) that makes the kernel's global arrays")
-    path = write("import tpusim\nkernel = tpusim.Kernel(print, out_shape=None)\ndef inputs(devices): pass\n")
+    path = write("import tpusim\nkernel = tpusim.Kernel(lambda: None, out_shape=None)\ndef inputs(devices): pass\n")
     refused(path, f"{path}: parameter 'devices' of inputs() needs a default")
 
 

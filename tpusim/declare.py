@@ -6,10 +6,12 @@ and mistakes are the same on both.  Nothing here knows about either.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from types import CodeType
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from tpusim.backend import Backend, use
@@ -169,10 +171,37 @@ def unused_collective_id(name: str, collective_id: int) -> str:
     )
 
 
+def check_returned(name: str, returned: Any) -> None:
+    """Raise :class:`OptionError` where a kernel's function returned something."""
+    if returned is None:
+        return
+    text = "returns a value; a kernel returns None and writes its results to its refs"
+    if inspect.isgenerator(returned) or inspect.iscoroutine(returned):
+        returned.close()
+        text = f"is a {type(returned).__name__}; waits block by themselves, without yield or await"
+    raise OptionError(f"{name} {text}")
+
+
 def global_shape(shard: ShapeDtypeStruct, dims: Dims, axis_sizes: Mapping[str, int]) -> ShapeDtypeStruct:
     """The array of which every device holds one ``shard``."""
     sizes = [size * prod(axis_sizes[n] for n in names) for size, names in zip(shard.shape, dims, strict=True)]
     return ShapeDtypeStruct(sizes, shard.dtype)
+
+
+def unwrapped(fn: Any) -> Any:
+    """The function behind ``functools.partial`` and decorators."""
+    while isinstance(fn, functools.partial) or hasattr(fn, "__wrapped__"):
+        fn = fn.func if isinstance(fn, functools.partial) else fn.__wrapped__
+    return fn
+
+
+def code_of(fn: Any) -> CodeType | None:
+    """The code that a call of ``fn`` runs: that of a function, or of the ``__call__`` of an object."""
+    inner = unwrapped(fn)
+    code = getattr(inner, "__code__", None)
+    if code is None and callable(inner):
+        code = getattr(type(inner).__call__, "__code__", None)
+    return code if isinstance(code, CodeType) else None
 
 
 def parameter_names(fn: Any) -> list[str]:

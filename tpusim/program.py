@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tpusim.declare import code_of, unwrapped
 from tpusim.errors import OptionError
 from tpusim.machine.memory import SpecCache
 
@@ -44,8 +45,8 @@ class Kernel:
         input_output_aliases: Mapping[int, int] | None = None,
         name: str | None = None,
     ) -> None:
-        if not callable(fn):
-            raise OptionError(f"Kernel: fn must be a function, not {fn!r}")
+        if not callable(fn) or code_of(fn) is None:
+            raise OptionError(f"Kernel: fn must be a Python function, not {fn!r}")
         if isinstance(axes, str) or not axes or len(set(axes)) != len(tuple(axes)):
             raise OptionError(f"Kernel: axes must be different mesh axis names such as ('x',), not {axes!r}")
         self.fn = fn
@@ -60,7 +61,8 @@ class Kernel:
         self.collective_id = collective_id
         self.vmem_limit_bytes = vmem_limit_bytes
         self.input_output_aliases = dict(input_output_aliases or {})
-        self.name: str = name or str(getattr(fn, "__name__", "kernel"))
+        inner = unwrapped(fn)
+        self.name: str = name or str(getattr(inner, "__name__", type(inner).__name__))
         self.specs: SpecCache = SpecCache()
         """Buffers of the simulated runs so far."""
 

@@ -31,6 +31,8 @@ class Scanned:
     uses_barrier: bool = False
     written: set[int] = field(default_factory=set)
     """Positions of arguments that the kernel stores to or copies into."""
+    returned: Any = None
+    """What the function returned, which has to be nothing."""
 
 
 class _ScanRef:
@@ -205,7 +207,7 @@ class _Scan:
         return _ScanSemaphore(item.shape if isinstance(item, SemaphoreArray) else ())
 
 
-def scan(fn: Callable[..., None], declared: Declared, sizes: dict[str, int]) -> Scanned:
+def scan(fn: Callable[..., Any], declared: Declared, sizes: dict[str, int]) -> Scanned:
     """Static facts about ``fn``; where the pass itself stumbles, what it saw until then.
 
     The run that follows executes the same code with real values and reports the real fault.
@@ -220,7 +222,7 @@ def scan(fn: Callable[..., None], declared: Declared, sizes: dict[str, int]) -> 
     refs += [backend.ref(len(arrays) + i, item) for i, item in enumerate(declared.scratch)]
     try:
         with use(backend):
-            fn(*refs)
+            backend.found.returned = fn(*refs)
     except Exception:  # noqa: BLE001  # whatever it is, the run meets it again, with real values
         backend.found.is_complete = False
     return backend.found

@@ -15,8 +15,8 @@ import greenlet
 import numpy as np
 
 from tpusim.backend import activate
-from tpusim.declare import Declared, parameter_names, resolve, unused_collective_id
-from tpusim.errors import FindingError, OptionError
+from tpusim.declare import Declared, check_returned, code_of, parameter_names, resolve, unused_collective_id
+from tpusim.errors import FindingError, InterruptedRunError, OptionError
 from tpusim.findings import Finding, Kind, Where, where_of
 from tpusim.judges.deadlock import device_ranges
 from tpusim.launch import entry_barrier, placed
@@ -106,10 +106,12 @@ class Program:
         shapes = [ShapeDtypeStruct(array.shape, array.dtype) for array in self.inputs]
         self.declared: Declared = resolve(kernel, shapes, self.axis_sizes)
         self.scanned: Scanned = scan(kernel.fn, self.declared, self.axis_sizes)
+        check_returned(kernel.name, self.scanned.returned)
         self._check_collective_id()
         self.call = self.machine.new_call(kernel.name, kernel.vmem_limit_bytes, _definition(kernel.fn), kernel.specs)
+        self.code: Any = code_of(kernel.fn)
         self.names = parameter_names(kernel.fn)
-        self.pipeline = Pipeline((kernel.fn.__code__, 0))
+        self.pipeline = Pipeline((self.code, 0))
         self.streams: dict[int, Stream] = {}
         self.operands: list[BufferSpec] = []
         """In HBM: the inputs, then the outputs, which may be an input's."""
@@ -298,6 +300,9 @@ class Program:
                 self.machine.exit(core)
             except _StoppedError as error:
                 raise error.args[0] from None
+            except KeyboardInterrupt as error:
+                line = user_line(error.__traceback__, self.code.co_filename)
+                raise InterruptedRunError(self.machine.livelock_finding("interrupted", core, line)) from error
             except FindingError as error:
                 where = user_line(error.__traceback__) or _definition(self.kernel.fn)
                 raise placed(error, self.machine, core, where, executor.grid_index) from None
@@ -401,16 +406,16 @@ def _memory(space: MemorySpace | None) -> MemorySpace:
 
 
 def _definition(fn: Any) -> Where | None:
-    code = getattr(fn, "__code__", None)
+    code = code_of(fn)
     return Where(code.co_filename, code.co_firstlineno) if code is not None else None
 
 
-def user_line(traceback: TracebackType | None) -> Where | None:
-    """The innermost line of a traceback that is not tpusim's."""
+def user_line(traceback: TracebackType | None, file: str | None = None) -> Where | None:
+    """The innermost line of a traceback that is not tpusim's, or that is in ``file``."""
     found = None
     while traceback is not None:
         name = traceback.tb_frame.f_globals.get("__name__", "")
-        if not name.startswith("tpusim."):
+        if not name.startswith("tpusim.") if file is None else traceback.tb_frame.f_code.co_filename == file:
             found = Where(traceback.tb_frame.f_code.co_filename, traceback.tb_lineno)
         traceback = traceback.tb_next
     return found

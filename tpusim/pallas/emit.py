@@ -12,7 +12,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
 from tpusim.backend import use
-from tpusim.declare import Declared, Dims, resolve, unused_collective_id
+from tpusim.declare import Declared, Dims, check_returned, resolve, unused_collective_id
 from tpusim.errors import CollectiveIdError
 from tpusim.pallas.tracing import MEMORY_SPACES, PallasBackend, scratch_type
 from tpusim.specs import BlockSpec, MemorySpace, ShapeDtypeStruct
@@ -73,7 +73,7 @@ def _pallas_call(kernel: Kernel, declared: Declared, sizes: dict[str, int], inte
     @functools.wraps(kernel.fn)  # Pallas names the arguments after the function's
     def traced(*refs: Any) -> None:
         with use(backend):
-            kernel.fn(*refs)
+            check_returned(kernel.name, kernel.fn(*refs))
         if kernel.collective_id is not None and not backend.took_barrier:
             raise CollectiveIdError(unused_collective_id(kernel.name, kernel.collective_id))
 
