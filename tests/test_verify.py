@@ -20,6 +20,7 @@ from tpusim import (
     SemaphoreType,
     axis_index,
     axis_size,
+    debug_print,
     fori_loop,
     get_barrier_semaphore,
     make_async_copy,
@@ -446,6 +447,43 @@ def test_what_a_kernel_reads_from_a_semaphore_may_select_what_it_does() -> None:
         f"P1: semaphore_read at {at('look')}: the value depends on the schedule, and the kernel may do something else "
         "with another one.",
     )
+
+
+def test_what_a_kernel_prints_of_a_semaphore_selects_nothing() -> None:
+    def kernel(x_ref, o_ref, sem):
+        copy = make_async_copy(x_ref, o_ref, sem)
+        copy.start()
+        debug_print("{} bytes, {}", semaphore_read(sem), semaphore_read(sem) if doubled is None else doubled(sem))
+        copy.wait()
+
+    doubled: Any = None
+    assert verify(kernel, scratch=(DMA,)).answer == "proven"
+    assert verify(kernel, scratch=(DMA,)).result.printed[0].endswith("] 0 bytes, 0")
+    doubled = lambda sem: semaphore_read(sem) * 2  # noqa: E731
+    assert verify(kernel, scratch=(DMA,)).answer == "not-proven"
+
+
+@pytest.mark.jax
+@pytest.mark.parametrize("prints", [True, False])
+def test_the_same_of_a_captured_kernel(prints: bool) -> None:
+    pytest.importorskip("jax")
+    from capturing import call
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import tpu as pltpu
+
+    import tpusim
+
+    def kernel(x_ref: Any, o_ref: Any, sem: Any) -> None:
+        copy = pltpu.make_async_copy(x_ref, o_ref, sem)
+        copy.start()
+        value = pl.semaphore_read(sem)
+        pl.debug_print("{} bytes", value)
+        if not prints:
+            pl.delay(value)
+        copy.wait()
+
+    program = call(kernel, ((8, 128), np.float32), [pltpu.SemaphoreType.DMA], ["any"], ["any"])
+    assert tpusim.pallas.verify(program, tiles()).answer == ("proven" if prints else "not-proven")
 
 
 @pytest.mark.parametrize(("is_scoped", "is_set"), [(True, False), (False, False), (True, True), (False, True)])

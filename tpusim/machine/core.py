@@ -252,7 +252,7 @@ class Core:
         self.schedule(event, SIGNAL + self.order + number, arrival - self.since_ps)
 
     def peek(self, semaphore: Semaphore, site: Any) -> int:
-        """The value of a semaphore now; ``join`` first."""
+        """The value of a semaphore now, for more than to print it; ``join`` first."""
         for hook in self.machine.hooks.peeked:
             hook(self, semaphore, site)
         return semaphore.value

@@ -17,6 +17,7 @@ from tpusim.native.refs import DynamicSlice, require_vector_memory
 from tpusim.native.transfers import Transfers
 from tpusim.specs import is_scratch_type
 from tpusim.values import Array, Scalar
+from tpusim.values.scalars import printed
 from tpusim.values.simulated_numpy import SimulatedNumpy
 
 if TYPE_CHECKING:
@@ -145,6 +146,6 @@ class Executor(Transfers):
             self.end_piece()
         if not self.core.join():
             self.suspend()
-        values = [getattr(value, "value", getattr(value, "data", value)) for value in args]
+        values = [printed(value) for value in args]
         text = fmt.format(*values) if "{" in fmt else " ".join([fmt, *map(str, values)])
         self.program.session.printed_by(self.core, text)

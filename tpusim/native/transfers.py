@@ -16,6 +16,7 @@ from tpusim.native.places import Places
 from tpusim.native.refs import BarrierRef, SemaphoreRef
 from tpusim.specs import SemaphoreType
 from tpusim.values import Scalar
+from tpusim.values.scalars import late_scalar
 
 if TYPE_CHECKING:
     from tpusim.native.simulate import Program
@@ -233,7 +234,8 @@ class Transfers(Places):
             self.end_piece()
         if not self.core.join():
             self.suspend()
-        return Scalar(self.core.peek(self._counter(sem, self.core.device, "read", site), site))
+        semaphore = self._counter(sem, self.core.device, "read", site)
+        return late_scalar(semaphore.value, lambda: self.core.peek(semaphore, site))
 
     def get_barrier_semaphore(self, site: RawSite) -> BarrierRef:
         """The barrier semaphore of the kernel's collective id."""

@@ -47,6 +47,11 @@ class Block:
                 self.last_use[var] = len(jaxpr.eqns)
         self.masks = masks_of(jaxpr)
 
+    def is_only_used_by(self, primitive: str, var: Any) -> bool:
+        """Whether nothing but equations of this kind asks for a variable."""
+        users = {eqn.primitive.name for eqn in self.jaxpr.eqns for used in eqn.invars if used is var}
+        return users <= {primitive} and not any(result is var for result in self.jaxpr.outvars)
+
 
 _MASK_AT = {"masked_load": 2, "masked_swap": 3}
 """Where the mask is among the operands."""

@@ -239,7 +239,9 @@ def _semaphore_read(lowering: Lowering, block: Block, eqn: Any) -> None:
     lowering.flush(block)
     which = lowering.semaphore(block, internals.TransformedRef(ref, tuple(transforms)), eqn)
     lowering.emit("if not core.join(): yield")
-    lowering.bind_python(eqn.outvars[0], f"core.peek({which}, {lowering.site(eqn)})")
+    is_printed = block.is_only_used_by("debug_print", eqn.outvars[0])
+    value = f"{which}.value" if is_printed else f"core.peek({which}, {lowering.site(eqn)})"
+    lowering.bind_python(eqn.outvars[0], value)
 
 
 def _get_barrier_semaphore(lowering: Lowering, block: Block, eqn: Any) -> None:

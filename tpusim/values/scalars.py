@@ -7,6 +7,7 @@ else (overflow, other dtypes, floats, division by zero) takes the general path o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -29,7 +30,7 @@ class Scalar(Traced):
     It costs no simulated time: the scalar unit computes it.
     """
 
-    __slots__ = ("dtype", "value", "weak")
+    __slots__ = ("dtype", "late", "value", "weak")
     shape: tuple[int, ...] = ()
     ndim = 0
     size = 1
@@ -37,11 +38,21 @@ class Scalar(Traced):
     value: Any
     dtype: DType
     weak: bool
+    late: tuple[Any, Callable[[], object]]
+    """Of a scalar whose value nothing has used: that value, and what is called when it is."""
 
     def __init__(self, value: Number, dtype: Any = INT32, weak: bool = False) -> None:
         self.value = value
         self.dtype = dtype if dtype is INT32 else canonical_dtype(dtype)
         self.weak = weak
+
+    def __getattr__(self, name: str) -> Any:
+        """The ``value`` of a :func:`late_scalar`, which has none until it is used."""
+        if name != "value":
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        self.value, used = self.late
+        used()
+        return self.value
 
     def __repr__(self) -> str:
         return f"Scalar({self.value}, {self.dtype.name}{', weak' if self.weak else ''})"
@@ -272,6 +283,21 @@ def scalar(value: Any, dtype: DType, weak: bool = False) -> Scalar:
     result = _new(Scalar)
     result.value, result.dtype, result.weak = value, dtype, weak
     return result
+
+
+def late_scalar(value: int, used: Callable[[], object]) -> Scalar:
+    """An int32 scalar that calls ``used`` when anything but a print asks for its value."""
+    result = _new(Scalar)
+    result.late, result.dtype, result.weak = (value, used), INT32, False
+    return result
+
+
+def printed(value: Any) -> Any:
+    """What a print shows of a tracked value."""
+    if type(value) is Scalar:
+        late = getattr(value, "late", None)
+        return value.value if late is None else late[0]
+    return getattr(value, "data", value)
 
 
 def is_scalar(operand: Any) -> bool:

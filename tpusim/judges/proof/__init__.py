@@ -25,8 +25,8 @@ scope that held semaphores: the counter may be the same one, but entering a scop
 
 What it rests on is in `PREMISES`.  Two waiters on one semaphore are no sequence of thresholds; then each of them
 is given all tokens, which misses no race and may invent some, so the answer is at best ``not-proven``.
-So it is where a kernel reads the value of a semaphore, which may select what it does next, and where other numbers
-in SMEM that nobody has written make it do something else (`unwritten`).
+So it is where a kernel reads the value of a semaphore for more than to print it, which may select what it does next,
+and where other numbers in SMEM that nobody has written make it do something else (`unwritten`).
 
 Limits.  The answer is for these inputs and this mesh.  Copies are divisible to the byte, although hardware moves
 32 bytes at once.  A scalar in SMEM that only its core touches is not recorded.  XLA collectives, and what needs
