@@ -129,6 +129,57 @@ def test_the_proof_tells_the_same_of_early_signals(delayed):
         assert faults == ({Kind.LIFETIME} if before else set())
 
 
+def sends_on_scoped_semaphores(before, delayed):
+    """Copies to a buffer of the call that count on semaphores of a scope, perhaps after another scope with some."""
+
+    def kernel(x_ref, o_ref):
+        me = axis_index("x")
+
+        def body(send, recv):
+            delay(delayed)  # in the scope: then everybody has entered it before a copy starts
+            copy = make_async_remote_copy(x_ref, o_ref, send, recv, device_id=1 - me)
+            copy.start()  # on its way
+            copy.wait()
+
+        def work(sem):
+            when(me == 0)(lambda: delay(5000))
+            semaphore_signal(sem)
+            semaphore_wait(sem)
+
+        meet(1 - me)
+        if before:
+            run_scoped(work, REGULAR)
+        run_scoped(body, DMA, DMA)
+
+    return kernel
+
+
+@pytest.mark.parametrize("delayed", [0, 20000])
+@pytest.mark.parametrize("before", [False, True])
+def test_a_copy_may_count_on_a_semaphore_whose_scope_is_not_entered_yet(before, delayed):
+    """Whatever the order of this run is; unless another scope may be using the same counter."""
+    kernel = Kernel(
+        sends_on_scoped_semaphores(before, delayed), out_shape=TILE, in_specs=HBM, out_specs=HBM, collective_id=1
+    )
+    verdict = kernel.verify(tiles(2), mesh=2)
+    findings, _ = record(sends_on_scoped_semaphores(before, delayed), tiles(2), mesh=2, collective_id=1)
+    if not before:
+        assert (verdict.answer, findings) == ("proven", ())
+        return
+    assert verdict.answer == "refuted"
+    (fault,) = verdict.errors
+    assert (fault.kind, str(fault.where)) == (Kind.LIFETIME, at("on its way"))
+    assert ", which counts on recv: nothing makes sure that device (" in fault.message
+    assert "the other access began meanwhile" in fault.message
+    assert {f.kind for f in findings} == {Kind.LIFETIME}
+    assert findings[0].message in {
+        f"copy that counts on recv on device ({target},) by device ({1 - target},): nothing makes sure that device "
+        f"({target},) has entered the call or run_scoped that owns it; a barrier or a signal from there has to come "
+        "first."
+        for target in range(2)
+    }
+
+
 def test_signal_to_a_scope_that_its_target_has_left():
     def kernel(x_ref, o_ref):
         me = axis_index("x")

@@ -175,11 +175,13 @@ class RaceReporter:
             str(copy.dst_region),
         )
 
-    def signal_outside(self, core: Core, semaphore: Semaphore, site: Any, *, has_left: bool) -> None:
-        """A remote signal that may arrive before its target has entered, or after it has left."""
+    def signal_outside(
+        self, core: Core, semaphore: Semaphore, site: Any, *, has_left: bool, verb: str = "signal to"
+    ) -> None:
+        """A remote signal, or a copy's, that may arrive before its target has entered, or after it has left."""
         target = self._device(semaphore.device)
         self._lifetime(
-            f"signal to {semaphore} on {target} by {self._device(core.device)}: {_outside(target, has_left)}",
+            f"{verb} {semaphore} on {target} by {self._device(core.device)}: {_outside(target, has_left)}",
             core,
             semaphore.device,
             site,

@@ -8,8 +8,9 @@ store, or the start of a copy, whose legs may run at any time from then on.  Eve
 per region, so the cost of a copy does not depend on how many there were or are in flight.
 
 The entry into a call or scope and the exit from it count as a write of the owner to everything it holds.
-But a scope's semaphores are counters that its entry does not reset, so a peer may signal one before: from the
-moment on when its owner is in the call and has left every scope that might use the same counter.
+But a scope's semaphores are counters that its entry does not reset, so a peer may signal one, or send a copy that
+counts on it, before: from the moment on when its owner is in the call and has left every scope that might use the
+same counter.
 
 What one run cannot tell: operations that other schedules would bring (a signal that this run sends only after
 the wait it could have satisfied), and waiting by polling ``semaphore_read``, which orders nothing here.
@@ -42,7 +43,7 @@ LEFT = NEVER + 1
 
 
 class EarlySignal(NamedTuple):
-    """A signal to a semaphore whose owner has not entered its scope: judged when it does."""
+    """A signal, or a copy, to a semaphore whose owner has not entered its scope: judged when it does."""
 
     core: Core
     others: np.ndarray[Any, Any]
@@ -50,6 +51,7 @@ class EarlySignal(NamedTuple):
     position: int
     """Operations of the core before it."""
     site: Any
+    verb: str = "signal to"
 
 
 class RaceJudge(Observer):
@@ -103,7 +105,7 @@ class RaceJudge(Observer):
             return
         for semaphore in [s for s in self._early if s.device == core.device and s.spec in call.semaphore_specs]:
             for early in self._early.pop(semaphore):
-                self._report.signal_outside(early.core, semaphore, early.site, has_left=True)
+                self._report.signal_outside(early.core, semaphore, early.site, has_left=True, verb=early.verb)
         # With semaphores that a later call waits for, the core's own copies may outlive the call without a leak.
         hands_over = any(row[0].spec.home is not None for row in call.semaphores[core.device] if row)
         for buffer in call.buffers[core.device]:
@@ -133,7 +135,7 @@ class RaceJudge(Observer):
             self._scoped[semaphore] = since
             for early in self._early.pop(semaphore, ()):
                 if not self._is_after(core.device, since, early.core.device, early.others, early.position, early.site):
-                    self._report.signal_outside(early.core, semaphore, early.site, has_left=False)
+                    self._report.signal_outside(early.core, semaphore, early.site, has_left=False, verb=early.verb)
 
     def scope_left(self, core: Core, buffers: Sequence[Buffer], semaphores: Sequence[Semaphore]) -> None:
         """Whatever the scope held must be over."""
@@ -310,7 +312,12 @@ class RaceJudge(Observer):
         if not copy.dst.alive:
             return  # the machine says so itself
         owner = copy.dst.device
-        scope_entered = max(scope_entered, self._scope_entered(copy.dst_sem))
+        semaphore = copy.dst_sem
+        if semaphore.spec.is_scoped and not semaphore.alive and not self._has_left(clock, owner):
+            early = EarlySignal(copy.core, clock.others, len(clock.operations), copy.site, "copy that counts on")
+            self._early.setdefault(semaphore, []).append(early)
+        else:
+            scope_entered = max(scope_entered, self._scope_entered(semaphore))
         home = copy.dst.spec.home
         if home is None and scope_entered < clock.others[owner] >= clock.entries[owner]:
             clock.inside[owner] = clock.entries[owner]

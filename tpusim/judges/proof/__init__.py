@@ -20,8 +20,8 @@ same in every schedule, so the one run tells them.  The entry into a call is a w
 stalled in front of its entry must keep every remote copy and signal to it from being started.  Nothing can
 come after the exit, if nothing is left on any semaphore; the end of a `run_scoped` is a write of all it owned.
 So is the exit for copies whose semaphores a call hands to a later one, in whatever it does not hand over too.
-A semaphore of a `run_scoped` may be signalled before its owner enters it, once the owner has left every other
-scope that held semaphores: the counter may be the same one, but entering a scope does not reset it.
+A semaphore of a `run_scoped` may be signalled, or count a copy, before its owner enters it, once the owner has left
+every other scope that held semaphores: the counter may be the same one, but entering a scope does not reset it.
 
 What it rests on is in `PREMISES`.  Two waiters on one semaphore are no sequence of thresholds; then each of them
 is given all tokens, which misses no race and may invent some, so the answer is at best ``not-proven``.

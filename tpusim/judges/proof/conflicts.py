@@ -67,7 +67,7 @@ class Conflicts:
         self._freed: dict[int, Access] = {}
         """By device: where it last left a scope with semaphores in the call it is in."""
         self._early: defaultdict[Semaphore, list[Access]] = defaultdict(list)
-        """Signals to semaphores whose scope is not entered."""
+        """Signals and copies to semaphores whose scope is not entered."""
         for event in recorder.events:
             self._look_ahead(event)
         self.shared = [semaphore for semaphore, waiters in self._waiters.items() if len(waiters) > 1]
@@ -77,8 +77,8 @@ class Conflicts:
         }  # fmt: skip
         for event in recorder.events:
             handlers[type(event)](event)
-        for semaphore, signals in self._early.items():
-            self.unentered += [Conflict(self._core_access(semaphore.device, semaphore, True, None, None), signals[0])]
+        for semaphore, (first, *_) in self._early.items():
+            self.unentered += [Conflict(self._core_access(semaphore.device, semaphore, True, None, None), first)]
 
     def _look_ahead(self, event: Any) -> None:
         """What has to be known of all events before the first is looked at."""
@@ -231,9 +231,9 @@ class Conflicts:
                 self._freed[device] = access
                 continue
             free = self._free[semaphore] = self._freed.get(device)
-            for signal in self._early.pop(semaphore, ()):
+            for later in self._early.pop(semaphore, ()):
                 if free is not None:
-                    self.conflicts.append(Conflict(free, signal))
+                    self.conflicts.append(Conflict(free, later))
         if not event.is_entry:
             self.leaving += [(event, owned, self.left[owned]) for owned in event.semaphores if self.left[owned]]
 
@@ -249,10 +249,8 @@ class Conflicts:
             elif owned in self._free:
                 free = self._free[owned]
                 entries += [(owned, free)] if free is not None else []
-            elif type(later.source) is Signalled:
-                self._early[owned].append(later)
             else:
-                entries.append((owned, None))
+                self._early[owned].append(later)
         for owner, entry in entries:
             if entry is None:
                 self.unentered.append(Conflict(self._core_access(target, owner, True, None, None), later))

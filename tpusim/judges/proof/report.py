@@ -117,9 +117,12 @@ class ProofReport:
         is_scope = owner.is_scope if isinstance(owner, Moved) else not isinstance(owner, Call)
         device = self.device(earlier.device)
         if is_scope:
+            source = later.source
+            is_counted = isinstance(source, Copy) and source.dst.spec.scope is None  # else it may be the buffer
+            counts = f", which counts on {source.dst_sem}" if is_counted else ""
             return (
-                f"{self.name(later)}: nothing makes sure that {device} is inside the run_scoped that owns it; it has "
-                "to tell that it has entered it, and to wait before it leaves."
+                f"{self.name(later)}{counts}: nothing makes sure that {device} is inside the run_scoped that owns it; "
+                "it has to tell that it has entered it, and to wait before it leaves."
             )
         return (
             f"{self.name(later)}{self._during(call)}: nothing makes sure that {device} has entered the call that owns "
