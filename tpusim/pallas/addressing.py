@@ -6,13 +6,15 @@ it was found when it was made.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from tpusim.pallas import internals, ranges
 from tpusim.pallas.block import Block, Value
+from tpusim.pallas.edges import has_edges
 from tpusim.pallas.index_lists import IndexList, index_list
 from tpusim.pallas.lowered import Lowered
 from tpusim.pallas.symbols import (
+    Part,
     RefSymbol,
     SemaphoreSymbol,
     Step,
@@ -20,6 +22,7 @@ from tpusim.pallas.symbols import (
     View,
     compose,
     dynamic_names,
+    key_code,
     region_code,
     resolve_ref,
     scalar_index,
@@ -93,6 +96,8 @@ class Addressing:
             return symbol, known
         dynamic = dynamic_names(keys)
         region = region_code(whole, keys)
+        if self.reaches_edge(symbol, keys, eqn):
+            region = f"edge({region_code(whole, keys[:-1])}, {key_code(cast(list[Part], keys[-1]))})"
         cache, name = self.fresh("c"), self.fresh("r")
         self.setup.append(f"{cache} = {{}}")
         look_up = dynamic[0] if len(dynamic) == 1 else f"({', '.join(dynamic)})" if dynamic else "0"
@@ -107,6 +112,26 @@ class Addressing:
             self.views.add(name)
         return symbol, name
 
+    def reaches_edge(self, symbol: RefSymbol, keys: list[Step], eqn: Any) -> bool:
+        """Whether a copy of JAX's own pipeline may reach into the padding behind an array."""
+        return (
+            bool(keys)
+            and eqn.primitive.name == "dma_start"
+            and has_edges(symbol.shape, symbol.dtype)
+            and not any(isinstance(key, View) for key in keys)
+            and internals.is_of_pipeline(eqn)
+        )
+
+    def both_inside(self, block: Block, refs: tuple[Any, Any], regions: tuple[str, str], eqn: Any) -> tuple[str, str]:
+        """Source and destination of a copy, both without what lies behind the end of one of them."""
+        found = [self.resolve(block, ref, eqn) for ref in refs if self._index_list(block, ref, eqn) is None]
+        if not any(isinstance(symbol, RefSymbol) and self.reaches_edge(symbol, keys, eqn) for symbol, keys in found):
+            return regions
+        names = self.fresh("r"), self.fresh("r")
+        self.emit(f"{names[0]}, {names[1]} = both_inside({regions[0]}, {regions[1]})")
+        self.views.update(names)
+        return names
+
     def nbytes(self, block: Block, ref: Any, eqn: Any) -> str:
         """An expression for the bytes of a region that is waited for: nothing is accessed, so it may leave its ref."""
         listed = self._index_list(block, ref, eqn)
@@ -115,12 +140,7 @@ class Addressing:
             dynamic = dynamic_names(keys)
             is_cut = bool(keys) and not isinstance(keys[-1], View)
             is_cast = any(isinstance(key, View) and key.function == "bitcast" for key in keys)
-            if (
-                not isinstance(symbol, RefSymbol)
-                or not (dynamic and is_cut)
-                or is_cast
-                or (symbol.slot, str(keys)) in block.regions
-            ):
+            if not isinstance(symbol, RefSymbol) or not is_cut or is_cast or (symbol.slot, str(keys)) in block.regions:
                 return f"{self.region(block, ref, eqn, reads=True)[1]}.nbytes"
             return self._size(symbol, keys, dynamic, eqn)
         whole = self.region(block, listed.base, eqn, reads=True)[1]
@@ -132,7 +152,7 @@ class Addressing:
         self._note_access(symbol, keys, None, eqn)
         cache, name = self.fresh("c"), self.fresh("b")
         self.setup.append(f"{cache} = {{}}")
-        look_up = dynamic[0] if len(dynamic) == 1 else f"({', '.join(dynamic)})"
+        look_up = dynamic[0] if len(dynamic) == 1 else f"({', '.join(dynamic)})" if dynamic else "0"
         extents = [part[1] for part in keys[-1] if isinstance(part, tuple)]
         region = region_code(f"w{symbol.slot}", keys)
         self.emit(f"{name} = {cache}.get({look_up})")

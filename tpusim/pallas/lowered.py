@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tpusim.findings import Where
-from tpusim.pallas import indexed, internals, random_bits, scalar_ops, views
+from tpusim.pallas import edges, indexed, internals, random_bits, scalar_ops, views
 from tpusim.pallas.segments import Segment
 from tpusim.pallas.work import Work
 from tpusim.specs import MemoryRef, SemaphoreArray
@@ -65,7 +65,9 @@ class Lowered:
 
     def compile(self) -> Any:
         """The ``bind`` function."""
-        namespace: dict[str, Any] = {**scalar_ops.RUNTIME, **views.RUNTIME, **indexed.RUNTIME, **random_bits.RUNTIME}
+        namespace: dict[str, Any] = {
+            **scalar_ops.RUNTIME, **views.RUNTIME, **indexed.RUNTIME, **edges.RUNTIME, **random_bits.RUNTIME,
+        }  # fmt: skip
         lines = self.source.splitlines(keepends=True)
         linecache.cache[self.filename] = (len(self.source), None, lines, self.filename)
         exec(compile(self.source, self.filename, "exec"), namespace)  # our own source

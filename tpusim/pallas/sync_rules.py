@@ -59,6 +59,7 @@ def _start(lowering: Lowering, block: Block, eqn: Any, operands: Sequence[Any]) 
         lowering.beside(block, dst, source_region, target_region, eqn),
         lowering.beside(block, src, target_region, source_region, eqn),
     )
+    source_region, target_region = lowering.both_inside(block, (src, dst), (source_region, target_region), eqn)
     if device_id is None:
         device = None
     else:

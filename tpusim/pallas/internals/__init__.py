@@ -14,6 +14,7 @@ from tpusim.pallas.internals.jaxprs import callable_of as callable_of
 from tpusim.pallas.internals.jaxprs import called_jaxpr as called_jaxpr
 from tpusim.pallas.internals.jaxprs import equations_of as equations_of
 from tpusim.pallas.internals.jaxprs import is_array as is_array
+from tpusim.pallas.internals.jaxprs import is_of_pipeline as is_of_pipeline
 from tpusim.pallas.internals.jaxprs import is_placement as is_placement
 from tpusim.pallas.internals.jaxprs import is_plain as is_plain
 from tpusim.pallas.internals.jaxprs import not_modelled as not_modelled

@@ -29,6 +29,8 @@ Literal = _core.type("Literal")
 DropVar = _core.type("DropVar")
 
 
+_JAX_FILES = str(Path(jax.__file__).parent) + os.sep
+_PIPELINE_FILE = os.path.join("pallas", "mosaic", "pipeline.py")
 _OWN_FILES = str(Path(__file__).parent.parent.parent) + os.sep
 
 
@@ -165,6 +167,17 @@ def where_of_equation(eqn: Any) -> Where | None:
         if not frame.file_name.startswith(_OWN_FILES):
             return FunctionLine.of(frame.file_name, frame.start_line, frame.function_name)
     return None
+
+
+def is_of_pipeline(eqn: Any) -> bool:
+    """Whether JAX's own ``emit_pipeline`` issues an equation, and not the code that it calls."""
+    traceback = getattr(eqn.source_info, "traceback", None)
+    for frame in () if traceback is None else traceback.frames:
+        if frame.file_name.endswith(_PIPELINE_FILE):
+            return True
+        if not frame.file_name.startswith(_JAX_FILES):
+            return False
+    return False
 
 
 def where_of_function(jaxpr: Any) -> Where | None:
