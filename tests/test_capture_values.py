@@ -122,6 +122,57 @@ def test_packing_integers(narrow: str) -> None:
         np.testing.assert_array_equal(out, want)
 
 
+@pytest.mark.parametrize("narrow", ["int2", "uint2", "int4", "uint4", "float4_e2m1fn", "int8", "int16", "float32"])
+def test_bits_as_other_types(narrow: str) -> None:
+    dtype = jnp.dtype(narrow)
+    count = {"int2": 16, "uint2": 16, "int16": 2, "int8": 4, "float32": 1}.get(narrow, 8)
+    x = RNG.integers(0, 2**31, SHAPE).astype(np.int32)
+
+    def kernel(x_ref: Any, o_ref: Any, back_ref: Any, by_bytes_ref: Any) -> None:
+        parts = pltpu.bitcast(x_ref[...], dtype)
+        o_ref[...] = parts
+        back_ref[...] = pltpu.bitcast(parts, jnp.int32)
+        by_bytes_ref[...] = pltpu.bitcast(pltpu.bitcast(parts, jnp.int8), jnp.int32)
+
+    rows = SHAPE[0] * count, SHAPE[1]
+    parts, back, by_bytes = run(kernel, [(rows, dtype), (SHAPE, np.int32), (SHAPE, np.int32)], x)
+    np.testing.assert_array_equal(back, x)
+    np.testing.assert_array_equal(by_bytes, x)
+    if "int" in narrow:
+        bits = 32 // count
+        words = np.stack([x.view(np.uint32) >> bits * n & (1 << bits) - 1 for n in range(count)], 1).astype(np.int32)
+        signed = np.where(words >> bits - 1, words - (1 << bits), words) if narrow[0] == "i" else words
+        np.testing.assert_array_equal(parts.astype(np.int32), signed.reshape(rows))
+
+
+@pytest.mark.skipif(not hasattr(pltpu, "split_bits"), reason="this jax has no pltpu.split_bits")
+def test_bits_of_two_and_four() -> None:
+    x = RNG.integers(0, 64, (32, 128)).astype(np.int8)
+
+    def kernel(x_ref: Any, o_ref: Any) -> None:
+        four, two = pltpu.split_bits(x_ref[...], (4, 2))
+        o_ref[...] = pltpu.join_bits(two_bits=two, four_bits=four)
+
+    np.testing.assert_array_equal(run(kernel, ((32, 128), np.int8), x), x)
+
+
+@pytest.mark.skipif(not hasattr(pltpu, "conv"), reason="this jax has no pltpu.conv")
+@pytest.mark.parametrize("with_sum", [False, True])
+def test_a_convolution(with_sum: bool) -> None:
+    x, w = (RNG.integers(-3, 4, shape).astype(np.float32) for shape in ((1, 6, 7, 8), (3, 3, 8, 16)))
+    names, around = ("NHWC", "HWIO", "NHWC"), {"window_strides": (1, 2), "padding": "SAME"}
+
+    def kernel(x_ref: Any, w_ref: Any, o_ref: Any) -> None:
+        start = (jnp.ones(o_ref.shape),) if with_sum else ()
+        o_ref[...] = pltpu.conv(
+            x_ref[...], w_ref[...], *start, dimension_numbers=names, window_reversal=(True, False), **around
+        )
+
+    out = run(kernel, ((1, 6, 4, 16), np.float32), x, w)
+    want = jax.lax.conv_general_dilated(x, w[::-1], dimension_numbers=names, **around)
+    np.testing.assert_array_equal(out, np.asarray(want) + with_sum)
+
+
 def bits_kernel(s_ref: Any, o_ref: Any, p_ref: Any) -> None:
     pltpu.prng_seed(s_ref[0], s_ref[1])
     o_ref[...] = pltpu.prng_random_bits(SHAPE)

@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -112,7 +113,8 @@ class BufferSpec:
         if len(self.shape) < 2:
             return packing
         needed = 1 << max(0, self.shape[-2] - 1).bit_length()
-        return min(self.tiling.sublanes_by_bits[self.bits], max(packing, needed))
+        most = self.tiling.sublanes_by_bits.get(self.bits) or 8 * packing
+        return min(most, max(packing, needed))
 
     def _padded(self) -> int:
         rows, columns = _rows_columns(self.shape)
@@ -143,13 +145,15 @@ class SpecCache:
         return self._specs
 
 
+NARROW: Final = MappingProxyType({"int4": 4, "uint4": 4, "int2": 2, "uint2": 2, "float4_e2m1fn": 4})
+"""Types of less than a byte, and their bits; NumPy keeps each element in a byte of its own."""
+
+
 def element_bits(dtype: np.dtype[Any]) -> int:
     """Bits of one element as the TPU stores it: 4 for int4, 32 for bool (one mask word)."""
-    if dtype.name in ("int4", "uint4"):
-        return 4
     if dtype == np.bool_:
         return 32
-    return dtype.itemsize * 8
+    return NARROW.get(dtype.name) or dtype.itemsize * 8
 
 
 def _ceil(value: int, unit: int) -> int:
@@ -466,7 +470,7 @@ def sentinel(dtype: np.dtype[Any]) -> Any:
         return np.uint16(0x7FED).view(dtype)
     if dtype == np.bool_:
         return np.False_
-    if dtype.kind in "iu" or dtype.name in ("int4", "uint4"):
+    if dtype.kind in "iu" or "int" in dtype.name:
         number = {1: -0x55, 2: -0x5EAD}.get(dtype.itemsize, -0x5EADBEEF)
         return np.array(number).astype(dtype)[()]
     return np.array(np.nan).astype(dtype)[()]

@@ -15,7 +15,7 @@ from tpusim.machine.memory import element_bits
 
 
 def _is_integer(dtype: np.dtype[Any]) -> bool:
-    return dtype.kind in "iu" or dtype.name in ("int4", "uint4")
+    return dtype.kind in "iu" or "int" in dtype.name
 
 
 def pack_elementwise(*xs: Any, packed_dtype: Any) -> Any:
@@ -37,10 +37,11 @@ def unpack_elementwise(x: Any, *, index: int, packed_dtype: Any, unpacked_dtype:
     """The part ``index`` of each word, counted from the low bits."""
     packed, unpacked = np.dtype(packed_dtype), np.dtype(unpacked_dtype)
     width, bits = element_bits(x.dtype), element_bits(packed)
-    signed = lax.bitcast_convert_type(x, f"int{width}")
-    if packed.kind == "u" or packed.name == "uint4" or not _is_integer(packed):
-        part = lax.shift_right_logical(signed, signed.dtype.type(bits * index)) & signed.dtype.type((1 << bits) - 1)
+    if packed.name.startswith("uint") or not _is_integer(packed):
+        word = lax.bitcast_convert_type(x, f"uint{width}")
+        part = lax.shift_right_logical(word, word.dtype.type(bits * index)) & word.dtype.type((1 << bits) - 1)
     else:
+        signed = lax.bitcast_convert_type(x, f"int{width}")
         high = lax.shift_left(signed, signed.dtype.type(width - bits * (index + 1)))
         part = lax.shift_right_arithmetic(high, signed.dtype.type(width - bits))
     if _is_integer(packed):
@@ -123,6 +124,18 @@ def unpack(ab: Any, *, format: Any, preferred_element_type: Any) -> tuple[Any, A
     return both[0], both[1]
 
 
+def conv(*operands: Any, window_reversal: Any = None, **params: Any) -> Any:
+    """A convolution, added to the third operand where there is one."""
+    left, right, *start = operands
+    if window_reversal is not None:
+        spatial = params["dimension_numbers"].rhs_spec[2:]
+        right = jnp.flip(right, [dim for dim, is_reversed in zip(spatial, window_reversal, strict=True) if is_reversed])
+    if start and params.get("preferred_element_type") is None:
+        params["preferred_element_type"] = start[0].dtype
+    found = lax.conv_general_dilated(left, right, **params)
+    return found + start[0] if start else found
+
+
 OWN_VALUES: dict[str, Callable[..., Any]] = {
     "pack_elementwise": pack_elementwise,
     "unpack_elementwise": unpack_elementwise,
@@ -135,6 +148,7 @@ OWN_VALUES: dict[str, Callable[..., Any]] = {
     "masked_cummax": partial(masked_extreme, lax.cummax, partial(_limit, "min")),
     "masked_cummin": partial(masked_extreme, lax.cummin, partial(_limit, "max")),
     "masked_sort": masked_sort,
+    "conv": conv,
     "pack": pack,
     "unpack": unpack,
 }
