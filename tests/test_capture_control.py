@@ -11,7 +11,7 @@ import pytest
 from capturing import call, mesh, over_mesh, run
 
 import tpusim
-from tpusim.errors import CollectiveIdError, DeviceIdError, LeakError, NotModelledError
+from tpusim.errors import CheckError, CollectiveIdError, DeviceIdError, LeakError, NotModelledError
 
 jax = pytest.importorskip("jax", reason="needs jax: pip install 'tpusim[pallas]'")
 jnp = jax.numpy
@@ -358,3 +358,44 @@ def test_a_collective_id_that_is_not_used_hides_nothing() -> None:
         "kernel has collective_id=4 and never calls get_barrier_semaphore(): the compiler refuses a collective_id that "
         "is not used; leave it out."
     )
+
+
+def checked(x_ref: Any, o_ref: Any) -> None:
+    def body(i: Any, total: Any) -> Any:
+        pl.debug_check(i < 2, "no more than two steps")
+        return total + i
+
+    o_ref[...] = x_ref[...] + jax.lax.fori_loop(0, 4, body, 0)
+    pl.debug_check(x_ref[0, 0] < 1, "the first element is large")
+
+
+def test_checks_of_a_kernel_do_nothing_unless_they_are_enabled() -> None:
+    x = np.zeros(SHAPE, np.float32)
+    np.testing.assert_array_equal(run(checked, (SHAPE, np.float32), x), x + 6)
+    fn = call(checked, (SHAPE, np.float32))
+    with (
+        pl.enable_debug_checks(True),
+        pytest.raises(CheckError, match=r"^no more than two steps  \[device \(0,\), \S*test_capture_control.py:\d+\]$"),
+    ):
+        tpusim.pallas.simulate(fn)(x)
+
+
+def test_a_check_of_what_is_not_known_is_not_made() -> None:
+    def kernel(x_ref: Any, o_ref: Any) -> None:
+        pl.debug_check(x_ref[0, 0] < 1, "the first element is large")
+        o_ref[...] = x_ref[...]
+
+    fn, x = call(kernel, (SHAPE, np.float32)), np.ones(SHAPE, np.float32)
+    with pl.enable_debug_checks(True):
+        tpusim.pallas.simulate(fn, data=False)(jax.ShapeDtypeStruct(SHAPE, np.float32))
+        with pytest.raises(CheckError, match=r"^the first element is large  "):
+            tpusim.pallas.simulate(fn)(x)
+
+
+def test_what_is_done_for_an_effect_alone_and_not_known_is_not_modelled() -> None:
+    def kernel(x_ref: Any, o_ref: Any) -> None:
+        pltpu.matmul_push_rhs(x_ref[...], 0, 0)
+        o_ref[...] = x_ref[...]
+
+    with pytest.raises(NotModelledError, match=r"^primitive matmul_push_rhs  \[\S*test_capture_control.py:\d+\]$"):
+        run(kernel, (SHAPE, np.float32), np.zeros(SHAPE, np.float32))

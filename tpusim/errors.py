@@ -136,6 +136,12 @@ class InterruptedRunError(LivelockError, KeyboardInterrupt):
     """Ctrl-C during a run; the report says where every core was."""
 
 
+class CheckError(FindingError, AssertionError):
+    """A ``pl.debug_check`` of the kernel does not hold; the message is the kernel's own."""
+
+    kind = Kind.CHECK
+
+
 class NotModelledError(FindingError, NotImplementedError):
     """tpusim has a gap here: the message names the feature."""
 

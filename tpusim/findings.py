@@ -40,6 +40,7 @@ class Kind(StrEnum):
     DESCRIPTOR = "descriptor"
     LINK_DOWN = "link-down"
     LIVELOCK = "livelock"
+    CHECK = "check"
     NOT_MODELLED = "not-modelled"
     UNINITIALISED = "uninitialised"
     UNUSED_DESCRIPTOR = "unused-descriptor"

@@ -8,6 +8,7 @@ from typing import Any
 
 from tpusim.pallas import internals
 from tpusim.pallas.block import Block, Value, is_integer
+from tpusim.pallas.internals.kernels import debug_check
 from tpusim.pallas.lower import Lowering, Rule
 from tpusim.pallas.lowered import ScopeDecl
 from tpusim.pallas.random_rules import is_impure
@@ -270,6 +271,18 @@ def _debug_print(lowering: Lowering, block: Block, eqn: Any) -> None:
     lowering.emit(f"rt.debug_print({str(eqn.params['fmt'])!r}, [{values}])")
 
 
+def _check(lowering: Lowering, block: Block, eqn: Any) -> None:
+    """A ``pl.debug_check``, which does nothing unless ``pl.enable_debug_checks`` is set."""
+    found = debug_check(eqn)
+    if found is None:
+        return
+    failed, message = found
+    is_known = lowering.data or isinstance(failed, internals.Literal) or lowering.read(failed).is_python
+    lowering.flush(block)
+    if is_known:
+        lowering.emit(f"if {lowering.integer(block, failed)}: rt.failed_check({message!r})")
+
+
 RULES: dict[str, Rule] = {
     **dict.fromkeys(internals.CALLS, _call),
     "cond": _cond,
@@ -281,4 +294,5 @@ RULES: dict[str, Rule] = {
     "num_programs": _num_programs,
     "delay": _delay,
     "debug_print": _debug_print,
+    "check": _check,
 }

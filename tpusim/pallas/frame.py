@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from tpusim.errors import (
+    CheckError,
     CollectiveIdError,
     DeviceIdError,
     NotModelledError,
@@ -297,6 +298,10 @@ class Frame(SubcoreOperations):
     def unsupported(self, message: str, site: Any) -> None:
         """A warning about something TPUs do not have."""
         self.core.machine.note(Kind.UNSUPPORTED, message, self.core.device, site)
+
+    def failed_check(self, message: str) -> NoReturn:
+        """A check of the kernel's own that does not hold."""
+        raise CheckError(message)
 
     def random(self) -> Any:
         """The core's generator."""

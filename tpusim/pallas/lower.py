@@ -285,7 +285,7 @@ class Lowering(Addressing):
             rule(self, block, eqn)
         elif name in scalar_ops.TABLE and self._all_python(eqn):
             scalar_ops.lower(self, eqn)
-        elif any(internals.is_ref(v.aval) for v in (*eqn.invars, *eqn.outvars)):
+        elif not eqn.outvars or any(internals.is_ref(v.aval) for v in (*eqn.invars, *eqn.outvars)):
             raise internals.not_modelled(f"primitive {name}", eqn)
         else:
             self.defer(block, eqn)

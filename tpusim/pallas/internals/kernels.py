@@ -190,3 +190,14 @@ def _dims(block_shape: Sequence[Any]) -> tuple[tuple[Dim, ...], str | None]:
 def is_dynamic_grid(dim: Any) -> bool:
     """Whether a grid bound is an operand of the call."""
     return isinstance(dim, DynamicGridDim) or dim is _pallas_core.dynamic_grid_dim
+
+
+def debug_check(eqn: Any) -> tuple[Any, str] | None:
+    """The operand that is true where a ``pl.debug_check`` fails, and its message; ``None`` where checks are off."""
+    if not eqn.params.get("debug"):
+        raise not_modelled("a check that is not a pl.debug_check", eqn)
+    if not _pallas_core.debug_checks_enabled():
+        return None
+    error = eqn.params["err_tree"].unflatten(list(eqn.invars))
+    ((failed,), (exception,), (payload,)) = (part.values() for part in (error._pred, error._metadata, error._payload))
+    return failed, str(exception.unflatten(payload).fmt_string)

@@ -112,6 +112,6 @@ def view_of(transform: Any) -> tuple[str, Any] | None:
         return "transposed", tuple(int(dim) for dim in transform.permutation)
     if isinstance(transform, BitcastTransform):
         return "bitcast", np.dtype(transform.dtype).name
-    if type(transform).__name__ == "MemorySpaceCastTransform":  # 0.12
+    if type(transform).__name__ in ("MemorySpaceCastTransform", "AccessAssumptionTransform"):  # 0.12
         return "", None
     return None
