@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -165,3 +166,30 @@ def test_the_compiler_s_verdict_is_shown() -> None:
     pytest.importorskip("libtpu")
     found = crosscheck(Job(RING, {"slice": "v5e:2x2", "on_finding": "record"}), ["compile"])
     assert found.seen[0].state == "ok", found.seen[0].text
+
+
+def test_libtpu_is_quiet_where_there_is_no_tpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tpusim.pallas import host
+
+    environment = {"TPU_ACCELERATOR_TYPE": "mine"}
+    monkeypatch.setattr(host.os, "environ", environment)
+    monkeypatch.setattr(host, "has_tpu", lambda: True)
+    host.quiet_libtpu()
+    assert environment == {"TPU_ACCELERATOR_TYPE": "mine"}
+    monkeypatch.setattr(host, "has_tpu", lambda: False)
+    host.quiet_libtpu()
+    assert environment == host.NO_TPU | {"TPU_ACCELERATOR_TYPE": "mine"}  # what somebody has set stays
+
+
+@pytest.mark.jax
+def test_a_process_that_is_killed_leaves_its_signal_and_what_it_had_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tpusim.pallas import remote
+
+    def killed(command: list[str], **how: Any) -> Any:
+        Path(command[-1]).write_text('[{"times_us": [2.0], "events": []}]', encoding="utf-8")
+        return SimpleNamespace(returncode=-9, stderr="")
+
+    monkeypatch.setattr(remote.subprocess, "run", killed)
+    first, second = remote.run_all([remote.Run("a.py", {"x": 1}), remote.Run("b.py", {"x": 1})])
+    assert first.median_us == 2.0
+    assert second.error == "the process ended early, by signal 9:"

@@ -96,7 +96,7 @@ def test_an_error_comes_back_with_the_line_of_the_kernel(interpret: Any) -> None
         interpret(f"{FILE}:failing", {"x": 2}, [np.tile(TILE, (2, 1))])
     line = kernels.fails.__code__.co_firstlineno + 1
     lines = str(caught.value).split("\n")
-    assert lines[0] == f"{FILE}:failing: interpret mode failed on x=2:"
+    assert lines[0] == f"{FILE}:failing: interpret mode failed on x=2, exit status 1:"
     assert f'File "{FILE}", line {line}, in fails' in lines[1]
     assert lines[-2:] == ["  RuntimeError: two lines", "  of a message"]
 

@@ -44,7 +44,10 @@ _INTERRUPTED = 130
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command and exit with its status; ``arguments`` default to those of the process."""
+    from tpusim.pallas.host import quiet_libtpu
+
     never_fail_to_encode()
+    quiet_libtpu()  # before a FILE imports jax
     command = typer.main.get_command(_app())
     given = sys.argv[1:] if arguments is None else list(arguments)
     try:

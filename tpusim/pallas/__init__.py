@@ -12,6 +12,9 @@ from tpusim.pallas.host import InterpretTimeoutError as InterpretTimeoutError
 from tpusim.pallas.host import declare_host_devices as declare_host_devices
 from tpusim.pallas.host import intercept_process as intercept_process
 from tpusim.pallas.host import interpret_in_subprocess as interpret_in_subprocess
+from tpusim.pallas.host import quiet_libtpu
+
+quiet_libtpu()
 
 
 def __getattr__(name: str) -> Any:

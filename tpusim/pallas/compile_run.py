@@ -26,6 +26,7 @@ def main(folder: Path) -> None:
     from jax.errors import JaxRuntimeError
     from jax.experimental import topologies
 
+    from tpusim.pallas.host import write_whole
     from tpusim.pallas.internals.compiler import compile_text
 
     topology = topologies.get_topology_desc(platform="tpu", topology_name=jobs["topology"])
@@ -38,7 +39,7 @@ def main(folder: Path) -> None:
         (folder / name).mkdir()
         for dump in (folder / "dumps").iterdir():  # the next program may have a kernel of the same name
             dump.rename(folder / name / dump.name)
-        (folder / f"{name}.json").write_text(json.dumps(answer), encoding="utf-8")
+        write_whole(folder / f"{name}.json", json.dumps(answer))
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpusim.disk_cache import JsonCache, content_key
 from tpusim.errors import MissingExtraError
+from tpusim.pallas.host import NO_TPU
 from tpusim.topology import Slice
 
 if TYPE_CHECKING:
@@ -37,14 +38,7 @@ _WITHOUT_PROFILE = ("v4",)
 """Chips on which the profiler ends the compiler."""
 _DUMP = "--xla_jf_dump_to={0} --xla_jf_dump_llo_pass_label_regex=final"
 _PROFILE = "--xla_jf_dump_static_llo_profile_to={0}"
-_ENVIRONMENT = {
-    "JAX_PLATFORMS": "cpu",
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    "TPU_LOG_DIR": "disabled",
-}
+_ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", **NO_TPU}
 MISSING = "{} needs the TPU compiler, but no TPU, in this Python: pip install 'tpusim[tpu]'"
 _CACHE_VERSION = 1
 _BATCH = 40

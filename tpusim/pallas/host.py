@@ -27,6 +27,13 @@ if TYPE_CHECKING:
     from tpusim.pallas.inplace import Interception
 
 _LAST_LINES = 12
+NO_TPU = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_LOG_DIR": "disabled",
+}
+"""What libtpu otherwise asks a cloud's server for, and complains about on standard error where there is none."""
 
 
 class InterpretError(TpuSimError):
@@ -35,6 +42,21 @@ class InterpretError(TpuSimError):
 
 class InterpretTimeoutError(InterpretError, TimeoutError):
     """JAX's interpret mode did not end in time; it hangs where a kernel deadlocks."""
+
+
+def has_tpu() -> bool:
+    """Whether this computer has the devices of a TPU; jax is not asked, since that would start it."""
+    return any(Path("/dev").glob("accel*")) or any(Path("/dev/vfio").glob("[0-9]*"))
+
+
+def quiet_libtpu() -> None:
+    """Without a TPU, let a libtpu that is installed find none in silence, when jax starts.
+
+    Sets environment variables of this process that nobody has set; where there is a TPU, nothing.
+    """
+    if not has_tpu():
+        for name, value in NO_TPU.items():
+            os.environ.setdefault(name, value)
 
 
 def interpret_in_subprocess(
@@ -68,8 +90,21 @@ def interpret_in_subprocess(
             ) from error
         if child.returncode != 0 or not outputs.exists():
             lines = [line for line in child.stderr.splitlines() if line.strip()][-_LAST_LINES:]
-            raise InterpretError("\n  ".join([f"{file}: interpret mode failed on {mesh_text}:", *lines]))
+            ended = ending(child.returncode)
+            raise InterpretError("\n  ".join([f"{file}: interpret mode failed on {mesh_text}, {ended}:", *lines]))
         return load_arrays(outputs)
+
+
+def ending(status: int) -> str:
+    """How a process ended; a signal is all that is left of one that the computer had no memory for."""
+    return f"by signal {-status}" if status < 0 else f"exit status {status}"
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file at once: who reads it may stop this process at any moment."""
+    part = path.with_suffix(".part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
 
 
 def declare_host_devices(count: int) -> None:

@@ -18,7 +18,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from tpusim.pallas.host import declare_host_devices, load_arrays, save_arrays
+from tpusim.pallas.host import declare_host_devices, load_arrays, save_arrays, write_whole
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> None:
             results.append(measured(run))
         except Exception as error:  # noqa: BLE001 - a kernel, JAX or the profiler may raise anything; it is reported
             results.append({"error": f"{type(error).__name__}: {error}"})
-        out_file.write_text(json.dumps(results), encoding="utf-8")
+        write_whole(out_file, json.dumps(results))
 
 
 def measured(run: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any, Literal
 
 from tpusim.errors import MissingExtraError
-from tpusim.pallas.host import load_arrays, save_arrays
+from tpusim.pallas.host import ending, has_tpu, load_arrays, save_arrays
 
 TPU_REMEDY = "on a TPU VM: pip install 'tpusim[tpu]'"
 _LAST_LINES = 6
@@ -55,7 +55,7 @@ def tpu_missing() -> str | None:
     """Why this computer has no TPU to run on, or ``None`` where it looks as if it had one."""
     if find_spec("jax") is None or find_spec("libtpu") is None:
         return f"needs a TPU, jax and libtpu; {TPU_REMEDY}"
-    if not any(Path("/dev").glob("accel*")) and not any(Path("/dev/vfio").glob("[0-9]*")):
+    if not has_tpu():
         return f"there is no TPU here; {TPU_REMEDY}"
     return None
 
@@ -85,7 +85,7 @@ def run_all(
                 command, capture_output=True, text=True, timeout=timeout_s, check=False, env=_environment(on)
             )
             lines = [line for line in child.stderr.splitlines() if line.strip()][-_LAST_LINES:]
-            why = "\n  ".join(["the process ended early:", *lines])
+            why = "\n  ".join([f"the process ended early, {ending(child.returncode)}:", *lines])
         except subprocess.TimeoutExpired:
             why = f"no result within {timeout_s:g} s; a kernel that deadlocks hangs"
         done = json.loads(out_file.read_text(encoding="utf-8")) if out_file.exists() else []
