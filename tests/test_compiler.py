@@ -31,6 +31,18 @@ ALLOCATIONS = """$region0: #{f.1}
   #allocation2 [shape = 'u32[144,128]{1,0:T(1,128)}', space=vmem, size = 0x12000, scoped, tag = 'internal scratch']
   #allocation3 [shape = 'f32[512,512]{1,0:T(8,128)}', space=vmem, size = 0x100000, scoped, tag = 'scratch operand']
 """
+HLO = """ENTRY %main (x: f32[8]) -> f32[8] {
+  %x = f32[8]{0} parameter(0)
+  %copy = f32[8]{0} copy(%x)
+  %f.1 = f32[8]{0:T(128)} custom-call(%copy), custom_call_target="tpu_custom_call", backend_config={}
+  ROOT %g = f32[8]{0} custom-call(%f.1), custom_call_target="Sharding"
+}
+"""
+
+
+def profile(name: str, cycles: int, count: int = 1) -> str:
+    fields = f'hlo_op_name: "{name}"\n  estimated_cycles: {cycles}\n  num_equivalent_hlos: {count}'
+    return f"hlo_op_estimate {{\n  {fields}\n}}\n"
 
 
 @pytest.fixture
@@ -54,10 +66,13 @@ def child(monkeypatch, tmp_path):
                     returncode=-6, stderr="F1130 22:05:49.6 10580 a.cc:1] Static LLO profiling failed\nx\n"
                 )
             (folder / name).mkdir()
+            (folder / name / "1-TLP-hlo.txt").write_text(HLO)
             if isinstance(fate, int) and profiles:
-                (folder / name / "f.1_static_llo_profile.textproto").write_text(f"estimated_cycles: {fate}\n")
+                (folder / name / "f.1_static_llo_profile.textproto").write_text(profile("f.1", fate))
+                (folder / name / "copy_TPU v6 lite_static_llo_profile.textproto").write_text(profile("copy", 7))
             (folder / name / "1-f.1-01-final_hlo-static-per-bundle-utilization.txt").write_text(UTILISATION)
             (folder / name / "1-f.1-00-pre-finalize-registers-and-allocations.txt").write_text(ALLOCATIONS)
+            (folder / name / "2-copy-01-final_hlo-static-per-bundle-utilization.txt").write_text(UTILISATION)
             (folder / name / "1-TLP-01-final_hlo-static-per-bundle-utilization.txt").write_text(UTILISATION)
             (folder / f"{name}.json").write_text(
                 json.dumps({"error": fate[6:] if str(fate).startswith("error") else None})
@@ -73,6 +88,20 @@ def test_the_dumps_give_cycles_bundles_slots_and_vmem(child):
     slots = {"VALU": 5, "VLOAD": 3, "VSTORE": 2, "MXU": 2, "SALU": 1}
     assert found == Compiled("accepted", cycles=100, bundles=2, vmem_bytes=0x112000, slots=slots)
     assert found.is_accepted
+
+
+@pytest.mark.parametrize(
+    ("profiles", "cycles"),
+    [
+        ([("k.1", 5, 1), ("k.2", 6, 1), ("copy", 7, 1)], 11),
+        ([("k.1", 5, 2), ("copy", 7, 1)], 10),  # two equal kernels have one profile
+        ([("k.1", 5, 1), ("copy", 7, 1)], None),  # the profiler died on the second
+        ([("k.1", 5, 1), ("k.2", 0, 1)], None),  # it has a remote copy
+        ([("copy", 7, 2)], None),
+    ],
+)
+def test_the_cycles_are_those_of_all_kernels_and_of_nothing_else(profiles, cycles):
+    assert compiler._cycles([profile(*each) for each in profiles], {"k.1", "k.2"}) == cycles
 
 
 def test_one_process_compiles_all_programs_of_a_topology(child):

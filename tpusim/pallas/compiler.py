@@ -39,8 +39,12 @@ _WITHOUT_PROFILE = ("v4",)
 _DUMP = "--xla_jf_dump_to={0} --xla_jf_dump_llo_pass_label_regex=final"
 _PROFILE = "--xla_jf_dump_static_llo_profile_to={0}"
 _ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1", **NO_TPU}
+_PROGRAM = re.compile(r"-TLP-hlo\.txt$")
+_DUMPED = re.compile(r"\d+-(?P<name>.+)-\d+-(?P<what>[\w-]+)\.txt")
+_KERNEL = re.compile(r"%([\w.-]+) = [^\n]*custom-call\([^\n]*custom_call_target=\"tpu_custom_call\"")
+_FIELD = re.compile(r"(\w+): (\S+)")
 MISSING = "{} needs the TPU compiler, but no TPU, in this Python: pip install 'tpusim[tpu]'"
-_CACHE_VERSION = 1
+_CACHE_VERSION = 2
 _BATCH = 40
 """Programs for one child process."""
 
@@ -312,25 +316,52 @@ def _reason(stderr: str, status: int) -> str:
 
 
 def _read(dumps: Path, compiled: Compiled) -> Compiled:
-    """``compiled`` with what the dumps of one program say."""
-    kernels = [path for path in dumps.iterdir() if not re.search(r"-(TLP|<[\w-]+>)-", path.name)]
-    texts = [p.read_text(encoding="utf-8", errors="replace") for p in kernels if p.suffix == ".textproto"]
-    counts = [int(n) for text in texts for n in re.findall(r"estimated_cycles: (\d+)", text)]
+    """``compiled`` with what the dumps of one program say of its kernels; XLA's own copies around them are left out."""
+    texts = {path.name: path for path in dumps.iterdir()}
+    kernels = {name for file, path in texts.items() if _PROGRAM.search(file) for name in _kernels(path)}
     slots: dict[str, int] = {}
     bundles = 0
     vmem = 0
-    for path in kernels:
-        if path.name.endswith("final_hlo-static-per-bundle-utilization.txt"):
-            bundles += _add_utilisation(slots, path.read_text(encoding="utf-8"))
-        elif path.name.endswith("pre-finalize-registers-and-allocations.txt"):
-            vmem = max(vmem, _vmem(path.read_text(encoding="utf-8")))
+    for file, path in texts.items():
+        found = _DUMPED.fullmatch(file)
+        if found is None or found["name"] not in kernels:
+            continue
+        text = path.read_text(encoding="utf-8", errors="replace")
+        if found["what"] == "final_hlo-static-per-bundle-utilization":
+            bundles += _add_utilisation(slots, text)
+        elif found["what"] == "pre-finalize-registers-and-allocations":
+            vmem = max(vmem, _vmem(text))
+    profiles = [path.read_text(encoding="utf-8") for path in texts.values() if path.suffix == ".textproto"]
     return replace(
         compiled,
-        cycles=sum(counts) if counts and all(counts) else None,
+        cycles=_cycles(profiles, kernels),
         bundles=bundles or None,
         vmem_bytes=vmem or None,
         slots=slots or None,
     )
+
+
+def _kernels(program: Path) -> list[str]:
+    """The names of the kernels in a program's HLO."""
+    return _KERNEL.findall(program.read_text(encoding="utf-8", errors="replace"))
+
+
+def _cycles(profiles: Sequence[str], kernels: set[str]) -> int | None:
+    """All kernels' cycles together; ``None`` unless the profiles tell those of every one.
+
+    A profile may stand for several equal ones.  Where the profiler died, those of some may be there.
+    """
+    total = told = 0
+    for text in profiles:
+        values = dict(_FIELD.findall(text))
+        if values.get("hlo_op_name", "").strip('"') in kernels:
+            count = int(values.get("num_equivalent_hlos", "1"))
+            cycles = int(values.get("estimated_cycles", "0"))
+            if not cycles:
+                return None
+            told += count
+            total += count * cycles
+    return total if told == len(kernels) and told else None
 
 
 def _vmem(text: str) -> int:
