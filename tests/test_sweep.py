@@ -1,6 +1,7 @@
 """Sweeps: nothing on disk is lost or run twice, workers may die, and what nobody can tell apart is a tie."""
 
 import functools
+import gc
 import json
 import os
 import signal
@@ -28,6 +29,7 @@ from tpusim.sweep.workers import DaskCluster, LocalProcesses
 
 KERNEL = """
     import os
+    import time
     import numpy as np
     import tpusim
     from tpusim import HBM, VMEM, SemaphoreType, ds, fori_loop, make_async_copy
@@ -36,6 +38,8 @@ KERNEL = """
         def body(x_ref, o_ref, scratch, sem):
             if fault == "dies":
                 os._exit(9)
+            if fault == "sleeps":
+                time.sleep(600)
 
             def step(i, _):
                 make_copy = make_async_copy(x_ref.at[ds(i * rows, rows)], scratch, sem)
@@ -225,7 +229,8 @@ def test_rows_of_another_sweep_are_never_mixed_in(kernel):
     Path(kernel).write_text(Path(kernel).read_text() + "\n")
     with pytest.raises(OptionError) as caught:
         sweep(kernel, {"rows": [8]}, Here())
-    assert str(caught.value) == "rows.jsonl holds a sweep with another sha256: remove it, or name another --out"
+    message = "rows.jsonl is of another sweep (other content of FILE): remove it, or name another --out"
+    assert str(caught.value) == message
     with pytest.raises(OptionError) as caught:
         run_sweep(kernel, {"rows": [8]}, kernel, workers=Here())
     assert str(caught.value) == "copies.py exists and holds no sweep; name another --out"
@@ -311,6 +316,53 @@ def test_a_process_that_dies_takes_its_point_alone(kernel):
     assert found.best["point"] == {"fault": "", "rows": 16}
 
 
+def test_an_interrupt_says_what_is_on_disk(kernel, command, monkeypatch):
+    monkeypatch.setattr("tpusim.cli.sweep.LocalProcesses", lambda jobs: Here(until=2))
+    given = (kernel, "--param", "rows=4,8,16", "--slice", "v5e:1x1", "--out", "rows.jsonl")
+    status, _, err = command(*given)
+    assert status == 130
+    assert err == "Interrupted: 2 of 3 points are in rows.jsonl; the same command goes on from there.\n"
+    monkeypatch.setattr("tpusim.cli.sweep.LocalProcesses", lambda jobs: Here())
+    status, out, _ = command(*given)
+    assert status == 0
+    assert out.endswith("3 points, 2 of them from before; rows in rows.jsonl\n")
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="not run: looks for processes in /proc")
+def test_processes_end_with_a_sweep_that_is_killed(kernel, tmp_path):
+    """Also where a pool's processes hold its pipes open for each other."""
+    script = tmp_path / "sweep_it.py"
+    script.write_text(
+        f"""
+from tpusim.sweep import run_sweep
+from tpusim.sweep.workers import LocalProcesses
+if __name__ == "__main__":
+    run_sweep({str(kernel)!r}, {{"fault": ["", "sleeps"], "rows": [8, 16]}}, "rows.jsonl", workers=LocalProcesses(2))
+"""
+    )
+    parent = subprocess.Popen([sys.executable, str(script)], start_new_session=True, cwd=tmp_path)
+
+    def group():
+        stats = [path.read_text().rpartition(")")[2].split() for path in processes() if path.exists()]
+        return [state for state, _, its_group, *_ in stats if int(its_group) == parent.pid and state != "Z"]
+
+    def processes():
+        return [path / "stat" for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+    rows = tmp_path / "rows.jsonl"
+    wait_until(lambda: rows.exists() and len(rows.read_text().splitlines()) == 3)
+    parent.kill()
+    parent.wait()
+    wait_until(lambda: not group())
+
+
+def wait_until(is_so, seconds=60):
+    end = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
 def start(*arguments):
     return subprocess.Popen(
         [sys.executable, "-m", "distributed.cli." + arguments[0], *arguments[1:]],
@@ -377,6 +429,20 @@ def test_a_scheduler_that_is_none(address, message):
     with pytest.raises(OptionError) as caught:
         DaskCluster(address)
     assert str(caught.value).startswith(message)
+
+
+def test_a_scheduler_that_must_be_asked_in_cipher():
+    distributed = pytest.importorskip("distributed")
+    import dask
+
+    assert distributed
+    with dask.config.set({"distributed.comm.require-encryption": True}), pytest.raises(OptionError) as caught:
+        DaskCluster("tcp://127.0.0.1:1")
+    assert str(caught.value) == (
+        "no Dask scheduler at tcp://127.0.0.1:1: encryption required by Dask configuration, refusing communication "
+        "from/to 'tcp://127.0.0.1:1'"
+    )
+    gc.collect()  # a client that was made in vain would say so now
 
 
 # -- the command line, tables, autotune --------------------------------------------------------------

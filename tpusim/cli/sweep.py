@@ -26,6 +26,8 @@ from tpusim.sweep.space import Space
 from tpusim.sweep.tables import check_table, write_table
 from tpusim.sweep.workers import DaskCluster, LocalProcesses
 
+_INTERRUPTED = 130
+
 
 @takes("slice", "mesh", "set", "layout", "cores", "data", "checks", "chip")
 def sweep(
@@ -70,11 +72,17 @@ def sweep(
         def progress(row: Row, done: int, total: int) -> None:
             shown.update(task, completed=done, total=total)
 
-        with user_code(path_of(file)):
-            found = run_sweep(
-                file, space, path, objective=by, trials=trials, seed=seed, options=options,
-                workers=workers, progress=progress,
-            )  # fmt: skip
+        try:
+            with user_code(path_of(file)):
+                found = run_sweep(
+                    file, space, path, objective=by, trials=trials, seed=seed, options=options,
+                    workers=workers, progress=progress,
+                )  # fmt: skip
+        except KeyboardInterrupt:
+            bar = shown.tasks[task]
+            some = f"{bar.completed:.0f} of {bar.total:.0f} points are" if bar.total else "the points so far are"
+            typer.echo(f"Interrupted: {some} in {path}; the same command goes on from there.", err=True)
+            raise typer.Exit(_INTERRUPTED) from None
     for each in table or ():
         write_table(found.rows, each)
     names = [name for name, values in space.values.items() if len(values) > 1] or list(space.values)
@@ -103,7 +111,7 @@ def _show(found: Sweep, names: list[str], path: str, top: int, *, to_stderr: boo
         interval = "" if row["low_us"] is None else f"{row['low_us']:.4g} to {row['high_us']:.4g} us"
         shown.add_row(
             "=1" if place.is_tie else str(place.rank),
-            *(plain(str(row["point"][name])) for name in names),
+            *(plain(_text(row["point"][name])) for name in names),
             f"{row['time_us']:.3f} us",
             interval,
             "" if row["ratio"] is None else f"{row['ratio']:.2f}",
@@ -116,11 +124,18 @@ def _show(found: Sweep, names: list[str], path: str, top: int, *, to_stderr: boo
         console.print(styled("=1: no telling whether it is slower than the first", "dim"))
     _show_failed(console, found)
     again = f", {found.reused} of them from before" if found.reused else ""
-    console.print(styled(f"{len(found.rows)} points{again}; rows in {path}", "dim"))
+    console.print(styled(f"{_counted(len(found.rows), 'point')}{again}; rows in {path}", "dim"))
     if found.damaged:
-        console.print(
-            styled(f"{found.damaged} damaged lines of {path} were not used; their points were run again", "yellow")
-        )
+        lines = _counted(found.damaged, "damaged line")
+        console.print(styled(f"{lines} of {path} not used; what was missing was run again", "yellow"))
+
+
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _show_failed(console: Any, found: Sweep) -> None:

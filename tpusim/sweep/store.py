@@ -18,6 +18,8 @@ from tpusim.sweep.row import Row
 from tpusim.sweep.space import Point, key_of
 
 FORMAT = 1
+_SAID = {"tpusim_sweep": "format", "sha256": "content of FILE", "file": "FILE", "tpusim": "version of tpusim"}
+"""What the fields of the first line are called where they differ."""
 
 
 class Store:
@@ -79,9 +81,8 @@ class Store:
             raise OptionError(f"{self.path} exists and holds no sweep; name another --out")
         other = [name for name, value in self._head.items() if head.get(name) != json.loads(json.dumps(value))]
         if other:
-            raise OptionError(
-                f"{self.path} holds a sweep with another {', '.join(other)}: remove it, or name another --out"
-            )
+            said = ", ".join(f"other {_SAID.get(name, name)}" for name in other)
+            raise OptionError(f"{self.path} is of another sweep ({said}): remove it, or name another --out")
 
     def _write(self, values: Mapping[str, Any]) -> None:
         self._file.write(json.dumps(values, allow_nan=False).encode() + b"\n")

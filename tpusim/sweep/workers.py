@@ -6,9 +6,11 @@ once more, and one whose worker dies again is a row that says so.
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 import signal
+import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -74,7 +76,7 @@ class LocalProcesses:
             except BrokenProcessPool:
                 self._pool.shutdown()
         context = multiprocessing.get_context("spawn")
-        self._pool = ProcessPoolExecutor(self.count, context, initializer=_leave_interrupts_to_the_parent)
+        self._pool = ProcessPoolExecutor(self.count, context, initializer=_depend_on_the_parent)
         return self._pool.submit(evaluate, request)
 
     def __enter__(self) -> Self:
@@ -93,8 +95,17 @@ class LocalProcesses:
         self._pool.shutdown(cancel_futures=True)
 
 
-def _leave_interrupts_to_the_parent() -> None:
+def _depend_on_the_parent() -> None:
+    """Leave interrupts to the parent, and end with it: a pool's processes hold its pipes open for each other."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+
+
+def _end_with_the_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 class DaskCluster:
@@ -112,13 +123,12 @@ class DaskCluster:
         import distributed
 
         client: Any = distributed.Client
-        security: Any = None
-        if address.startswith("tls://"):
-            make_security: Any = distributed.Security
-            security = make_security(require_encryption=True)
+        make_security: Any = distributed.Security
+        security = make_security(require_encryption=True) if address.startswith("tls://") else make_security()
         try:
+            asyncio.run(_reach(address, security))
             self._client: Any = client(address, security=security, timeout=_CONNECT_S, set_as_default=False)
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, RuntimeError) as error:
             raise OptionError(f"no Dask scheduler at {address}: {error}") from None
 
     def run(self, requests: Sequence[Request]) -> Iterator[Row]:
@@ -144,3 +154,12 @@ class DaskCluster:
     ) -> None:
         """Leave the cluster; what was submitted and not run is taken back."""
         self._client.close()
+
+
+async def _reach(address: str, security: Any) -> None:
+    """Raise where nobody answers: a client that cannot connect would take another half minute to give up."""
+    from distributed.comm.core import connect
+
+    call: Any = connect
+    comm = await call(address, timeout=_CONNECT_S, **security.get_connection_args("client"))
+    comm.abort()
