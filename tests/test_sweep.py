@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from concurrent.futures import CancelledError
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ import tpusim
 from tpusim.errors import OptionError
 from tpusim.sweep import run_sweep
 from tpusim.sweep.ranking import ranked
-from tpusim.sweep.row import evaluate
+from tpusim.sweep.row import Request, evaluate
 from tpusim.sweep.search import conversation, guided
 from tpusim.sweep.space import Space, key_of
 from tpusim.sweep.store import Store
@@ -316,44 +317,29 @@ def test_a_process_that_dies_takes_its_point_alone(kernel):
     assert found.best["point"] == {"fault": "", "rows": 16}
 
 
-def test_an_interrupt_says_what_is_on_disk(kernel, command, monkeypatch):
-    monkeypatch.setattr("tpusim.cli.sweep.LocalProcesses", lambda jobs: Here(until=2))
-    given = (kernel, "--param", "rows=4,8,16", "--slice", "v5e:1x1", "--out", "rows.jsonl")
-    status, _, err = command(*given)
-    assert status == 130
-    assert err == "Interrupted: 2 of 3 points are in rows.jsonl; the same command goes on from there.\n"
-    monkeypatch.setattr("tpusim.cli.sweep.LocalProcesses", lambda jobs: Here())
-    status, out, _ = command(*given)
-    assert status == 0
-    assert out.endswith("3 points, 2 of them from before; rows in rows.jsonl\n")
-
-
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="not run: looks for processes in /proc")
-def test_processes_end_with_a_sweep_that_is_killed(kernel, tmp_path):
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
+def test_processes_end_with_a_sweep_that_is_stopped(kernel, sent):
     """Also where a pool's processes hold its pipes open for each other."""
-    script = tmp_path / "sweep_it.py"
-    script.write_text(
-        f"""
-from tpusim.sweep import run_sweep
-from tpusim.sweep.workers import LocalProcesses
-if __name__ == "__main__":
-    run_sweep({str(kernel)!r}, {{"fault": ["", "sleeps"], "rows": [8, 16]}}, "rows.jsonl", workers=LocalProcesses(2))
-"""
-    )
-    parent = subprocess.Popen([sys.executable, str(script)], start_new_session=True, cwd=tmp_path)
+    command = ["sweep", kernel, "--param", "fault='',sleeps", "--param", "rows=8,16", "--slice", "v5e:1x1"]
+    started = subprocess.Popen(
+        [sys.executable, "-c", "from tpusim.cli import main; main()", *command, "--jobs", "2", "--out", "rows.jsonl"],
+        start_new_session=True, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
 
-    def group():
-        stats = [path.read_text().rpartition(")")[2].split() for path in processes() if path.exists()]
-        return [state for state, _, its_group, *_ in stats if int(its_group) == parent.pid and state != "Z"]
+    def its_group():
+        stats = [Path(f"/proc/{each}/stat") for each in os.listdir("/proc") if each.isdigit()]
+        found = [stat.read_text().rpartition(")")[2].split() for stat in stats if stat.exists()]
+        return [state for state, _, group, *_ in found if int(group) == started.pid and state != "Z"]
 
-    def processes():
-        return [path / "stat" for path in Path("/proc").iterdir() if path.name.isdigit()]
-
-    rows = tmp_path / "rows.jsonl"
+    rows = Path("rows.jsonl")
     wait_until(lambda: rows.exists() and len(rows.read_text().splitlines()) == 3)
-    parent.kill()
-    parent.wait()
-    wait_until(lambda: not group())
+    started.send_signal(sent)
+    _, err = started.communicate(timeout=60)
+    if sent == signal.SIGINT:
+        assert err == "Interrupted: 2 of 4 points are in rows.jsonl; the same command goes on from there.\n"
+        assert started.returncode == 130
+    wait_until(lambda: not its_group())
 
 
 def wait_until(is_so, seconds=60):
@@ -443,6 +429,30 @@ def test_a_scheduler_that_must_be_asked_in_cipher():
         "from/to 'tcp://127.0.0.1:1'"
     )
     gc.collect()  # a client that was made in vain would say so now
+
+
+class Gone:
+    """A client of a scheduler that goes away."""
+
+    loop = None
+
+    def submit(self, *request, pure):
+        return self
+
+    def result(self):
+        raise CancelledError
+
+
+def test_a_scheduler_that_goes_away_is_one_line(monkeypatch):
+    distributed = pytest.importorskip("distributed")
+    monkeypatch.setattr(distributed, "as_completed", lambda futures, loop: futures)
+    workers = DaskCluster.__new__(DaskCluster)
+    workers.address, workers._client = "tcp://127.0.0.1:1", Gone()
+    with pytest.raises(OptionError) as caught:
+        list(workers.run([Request("f.py", "", {}, {})]))
+    assert str(caught.value) == (
+        "the Dask scheduler at tcp://127.0.0.1:1 went away; the rows so far are kept, the same command goes on"
+    )
 
 
 # -- the command line, tables, autotune --------------------------------------------------------------

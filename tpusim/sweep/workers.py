@@ -13,7 +13,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from importlib.util import find_spec
 from types import TracebackType
@@ -122,6 +122,7 @@ class DaskCluster:
             raise MissingExtraError("a Dask cluster needs distributed: pip install 'tpusim[cluster]'")
         import distributed
 
+        self.address = address
         client: Any = distributed.Client
         make_security: Any = distributed.Security
         security = make_security(require_encryption=True) if address.startswith("tls://") else make_security()
@@ -141,6 +142,9 @@ class DaskCluster:
         for future in as_completed(list(futures), loop=self._client.loop):
             try:
                 row = future.result()
+            except CancelledError:
+                said = "went away; the rows so far are kept, the same command goes on"
+                raise OptionError(f"the Dask scheduler at {self.address} {said}") from None
             except KilledWorker:
                 row = failed(futures[future].point, Status.NOT_POSSIBLE, _DIED)
             yield row
