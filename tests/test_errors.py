@@ -87,11 +87,26 @@ def test_capacity_vmem_scratch():
     )
     assert isinstance(error, MemoryError)
     assert str(error) == (
-        "_nothing needs 16.0 MiB of VMEM, 4.0 KiB too much; a kernel on v5e gets 16.0 MiB unless "
+        "_nothing needs 16.0 MiB of VMEM, 4.5 KiB too much; a kernel on v5e gets 16.0 MiB unless "
         f"vmem_limit_bytes says more (the core has 128.0 MiB).  [{at('no code')}]\n"
         "With tile padding:\n"
         "  scratch0                 VMEM float32[8, 128]  4.0 KiB\n"
-        "  scratch1                 VMEM float32[4096, 1024]  16.0 MiB"
+        "  scratch1                 VMEM float32[4096, 1024]  16.0 MiB\n"
+        "  scratch2                 VMEM int8[1, 3]  512 B"
+    )
+
+
+def test_capacity_names_what_is_declared_after_the_first_that_does_not_fit():
+    huge = ShapeDtypeStruct((1 << 40, 128), "float32")  # no computer has the memory for it
+    error = error_of(CapacityError, _nothing, tiles(), out_specs=VMEM, in_specs=VMEM, scratch_shapes=(
+        VMEM(huge.shape, huge.dtype), BUFFER), vmem_limit_bytes=1 << 40)  # fmt: skip
+    assert str(error) == (
+        f"_nothing needs 512.0 TiB of VMEM, 512.0 TiB too much; a core of v5e has 128.0 MiB.  [{at('no code')}]\n"
+        "With tile padding:\n"
+        "  arg0                     VMEM float32[8, 128]  4.0 KiB\n"
+        "  arg1                     VMEM float32[8, 128]  4.0 KiB\n"
+        "  scratch0                 VMEM float32[1099511627776, 128]  512.0 TiB\n"
+        "  scratch1                 VMEM float32[8, 128]  4.0 KiB"
     )
 
 

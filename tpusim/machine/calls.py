@@ -59,6 +59,8 @@ class Call:
         self.limits = machine.capacities(vmem_limit_bytes)
         self._used: dict[MemorySpace, int] = dict.fromkeys(self.limits, 0)
         self._semaphores = 0
+        self._over: list[tuple[MemorySpace, Scope | None]] = []
+        """Memories that were found too small since :meth:`check_capacity`, and in which scope."""
         self.high_water: dict[MemorySpace, int] = dict.fromkeys(self.limits, 0)
         self.begin_ps: int | None = None
         """When the first device entered it."""
@@ -84,7 +86,7 @@ class Call:
         spec = self._spec(name, ref, is_operand, initialised, scope, slots)
         self.specs.append(spec)
         self._occupy(spec, scope)
-        keep = machine.data or spec.space is MemorySpace.SMEM
+        keep = (machine.data or spec.space is MemorySpace.SMEM) and not (self._over and machine.raises)
         if spec.space is not MemorySpace.HBM or arrays is None:
             machine.has_blanks = True
         for device, table in enumerate(self.buffers):
@@ -154,6 +156,7 @@ class Call:
             found = self.scopes[key] = Scope(outer)
             for name, declared in zip(names, types, strict=True):
                 found.items.append(self._declare(name, declared, found))
+            self.check_capacity()
         return found
 
     def enter_scope(self, scope: Scope, device: int) -> None:
@@ -210,9 +213,18 @@ class Call:
         used[space] = used.get(space, 0) + spec.padded_bytes
         total = used[space] if scope is None else used[space] + self._used[space]
         self.high_water[space] = max(self.high_water[space], total)
+        if total - spec.padded_bytes <= self.limits[space][0] < total:  # else it fits, or something is in there already
+            self._over.append((space, scope))
+
+    def check_capacity(self) -> None:
+        """Report the memories that what was declared does not fit in; called when a call or a scope is complete."""
+        over, self._over = self._over, []
+        for space, scope in over:
+            self._report_capacity(space, scope)
+
+    def _report_capacity(self, space: MemorySpace, scope: Scope | None) -> None:
+        total = self._used[space] + (0 if scope is None else scope.padded[space])
         limit, what = self.limits[space]
-        if not total - spec.padded_bytes <= limit < total:
-            return  # it fits, or that it does not has been said
         rows = [
             (
                 f"{item.name} ({item.slots} buffers)" if item.slots > 1 else item.name,

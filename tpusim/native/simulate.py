@@ -150,6 +150,7 @@ class Program:
             index = offset + position
             name = names[index] if index < len(names) else f"scratch{position}"
             self.arguments.append(call.add_scratch(name, item))
+        call.check_capacity()
 
     def _input(self, name: str, position: int, shard: ShapeDtypeStruct, block: BlockSpec) -> BufferSpec:
         array, space = self.inputs[position], _memory(block.memory_space)

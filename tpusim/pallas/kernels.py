@@ -189,6 +189,7 @@ class KernelInstance:
         for name, kind in lowered.arguments[len(items) :]:
             declared = memory(kind) if kind.semaphore is None else SemaphoreArray(kind.semaphore, kind.shape)
             items.append(call.add_scratch(name, declared))
+        call.check_capacity()
         for slot, shape in lowered.held.items():
             item = items[slot]
             if slot >= len(self.operands.arguments) and isinstance(item, BufferSpec):

@@ -96,8 +96,9 @@ class Stream:
             self.spec = call.add_buffer(name, window, arrays, is_operand=True, slots=self.slots)
             self.windows = [[table[self.spec.position]] for table in call.buffers]
             for device, row in enumerate(self.windows):
+                is_filled = is_made and row[0].array is not None
                 for _ in range(1, self.slots):
-                    data = fresh_array(window.shape, window.dtype) if is_made else self.blank
+                    data = fresh_array(window.shape, window.dtype) if is_filled else self.blank
                     row.append(Buffer(self.spec, device, data))
         self.semaphores = call.add_semaphores(f"{name}{PIPELINE}", SemaphoreType.DMA, (self.slots,))
         self.places: dict[tuple[int, ...], Place] = {}
