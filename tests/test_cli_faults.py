@@ -1,6 +1,8 @@
 """The command line where something is wrong with the kernel or its file: exit status, report, JSON."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -200,6 +202,18 @@ def test_a_file_that_cannot_be_run_through_is_a_fault_of_the_file(tpusim, argume
     Path("k.py").write_text(f"{fault}\n")
     what = "NameError: x" if "NameError" in fault else "SystemExit: 0"
     assert tpusim(*arguments) == (1, "", f"Error: {what}\n  k.py:1 in <module>\n    {fault}\n")
+
+
+def test_files_are_written_before_the_report_that_nobody_reads_to_its_end():
+    write("k.py")
+    main = "from tpusim.cli import main; main()"
+    command = [sys.executable, "-c", main, "run", "k.py", "--trace", "t.json", "--json", "r.json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        process.wait(timeout=100)
+    assert strict_json(Path("r.json").read_text())["ok"] is True
+    assert strict_json(Path("t.json").read_text())["traceEvents"]
 
 
 def test_a_trace_of_some_devices_or_in_parts(tpusim):

@@ -79,16 +79,20 @@ def run(
         check_writable(path)
     with quiet_for(json_file), RunProgress() as progress:
         outcome = run_job(job, progress)
+    if json_file is not None and json_file != "-":  # files first: who reads the report may stop at its first lines
+        write_json(outcome.as_dict(), json_file)
+    if trace is not None:
+        _write_trace(outcome.result, trace, devices, trace_parts)
+    if graph is not None and graph != "-":
+        _write_graph(outcome, graph)
     console = make_console(sys.stderr if json_file == "-" else sys.stdout)
     if outcome.result is None and outcome.status is Status.NOT_POSSIBLE:
         typer.echo(f"Error: {one_line(outcome.problem)}", err=True)
     else:
         show(console, outcome)
-    if trace is not None:
-        _write_trace(outcome.result, trace, devices, trace_parts)
-    if graph is not None:
+    if graph == "-":
         _write_graph(outcome, graph)
-    if json_file is not None:
+    if json_file == "-":
         write_json(outcome.as_dict(), json_file)
     raise typer.Exit(outcome.status)
 
