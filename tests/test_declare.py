@@ -87,6 +87,40 @@ def test_a_kernel_needs_python_code(fn):
     assert str(caught.value) == f"Kernel: fn must be a Python function, not {fn!r}"
 
 
+@pytest.mark.parametrize(
+    ("declaration", "message"),
+    [
+        ({"vmem_limit_bytes": -1}, "vmem_limit_bytes is a whole number from 1, or None, not -1"),
+        ({"vmem_limit_bytes": 1e6}, "vmem_limit_bytes is a whole number from 1, or None, not 1000000.0"),
+        ({"collective_id": "a"}, "collective_id is a whole number from 0, or None, not 'a'"),
+        ({"collective_id": True}, "collective_id is a whole number from 0, or None, not True"),
+        ({"axes": (1,)}, "axes must be different mesh axis names such as ('x',), not (1,)"),
+        ({"axes": "x"}, "axes must be different mesh axis names such as ('x',), not 'x'"),
+    ],
+)
+def test_declarations_are_looked_at_when_they_are_made(declaration, message):
+    with pytest.raises(OptionError) as caught:
+        make(**declaration)
+    assert str(caught.value) == f"Kernel: {message}"
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers():
+    assert make(vmem_limit_bytes=np.int64(1 << 20)).vmem_limit_bytes == 1 << 20
+
+
+def test_the_decorator_needs_declarations():
+    with pytest.raises(OptionError) as caught:
+        tpusim.kernel(refused)
+    assert str(caught.value) == (
+        "kernel takes declarations by name: write @tpusim.kernel(out_shape=...) above the function"
+    )
+
+
+def test_two_inputs_are_not_one_output():
+    refused("k: input_output_aliases 0: 0: output 0 can be the buffer of one input only", (X, X),
+            input_output_aliases={0: 0, 1: 0})  # fmt: skip
+
+
 def test_one_tuple_of_outputs_stays_a_tuple():
     assert not resolve(make(out_shape=(X,)), [X], {"x": 4}).single_output
 

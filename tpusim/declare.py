@@ -346,6 +346,8 @@ def _aliases(
     for i, o in aliases.items():
         if not (0 <= i < len(in_shards) and 0 <= o < len(out_shards)):
             say.no(f"input_output_aliases {i}: {o}: there are {len(in_shards)} inputs and {len(out_shards)} outputs")
+        if list(aliases.values()).count(o) > 1:
+            say.no(f"input_output_aliases {i}: {o}: output {o} can be the buffer of one input only")
         if in_shards[i] != out_shards[o]:
             say.no(f"input_output_aliases {i}: {o}: {in_shards[i]} and {out_shards[o]} cannot be one buffer")
     return dict(aliases)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,8 @@ class Kernel:
     ) -> None:
         if not callable(fn) or code_of(fn) is None:
             raise OptionError(f"Kernel: fn must be a Python function, not {fn!r}")
-        if isinstance(axes, str) or not axes or len(set(axes)) != len(tuple(axes)):
+        is_axes = not isinstance(axes, str) and axes and all(isinstance(axis, str) for axis in axes)
+        if not is_axes or len(set(axes)) != len(tuple(axes)):
             raise OptionError(f"Kernel: axes must be different mesh axis names such as ('x',), not {axes!r}")
         self.fn = fn
         self.out_shape = out_shape
@@ -58,8 +60,8 @@ class Kernel:
         self.out_specs = out_specs
         self.scratch_shapes = scratch_shapes
         self.grid = grid
-        self.collective_id = collective_id
-        self.vmem_limit_bytes = vmem_limit_bytes
+        self.collective_id = _whole("collective_id", collective_id, 0)
+        self.vmem_limit_bytes = _whole("vmem_limit_bytes", vmem_limit_bytes, 1)
         self.input_output_aliases = dict(input_output_aliases or {})
         inner = unwrapped(fn)
         self.name: str = name or str(getattr(inner, "__name__", type(inner).__name__))
@@ -108,8 +110,22 @@ class Kernel:
         return emit(self, mesh, interpret)
 
 
-def kernel(**declarations: Any) -> Callable[[Callable[..., None]], Kernel]:
+def _whole(name: str, value: Any, least: int) -> int | None:
+    if value is None:
+        return None
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or number < least:
+        raise OptionError(f"Kernel: {name} is a whole number from {least}, or None, not {value!r}")
+    return number
+
+
+def kernel(*without: Any, **declarations: Any) -> Callable[[Callable[..., None]], Kernel]:
     """The decorator form of :class:`Kernel`."""
+    if without:
+        raise OptionError("kernel takes declarations by name: write @tpusim.kernel(out_shape=...) above the function")
 
     def decorate(fn: Callable[..., None]) -> Kernel:
         return Kernel(fn, **declarations)
