@@ -77,6 +77,23 @@ def mapped(fn, shape=(4,), axes=("x",)):
     return jax.shard_map(fn, mesh=mesh, in_specs=P(*axes), out_specs=P(*axes), check_vma=False)
 
 
+def halves(x_ref, o_ref, send, recv):
+    core, me = jax.lax.axis_index("core"), jax.lax.axis_index("x")
+    half = pl.ds(core * 4, 4)
+    right = {"x": jax.lax.rem(me + 1, 4), "core": core}
+    pltpu.async_remote_copy(x_ref.at[half], o_ref.at[half], send, recv, device_id=right).wait()
+
+
+def shifted_by_cores(x):
+    """As ``shift``, each core of a device half of it."""
+    return pl.kernel(
+        halves,
+        out_type=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        mesh=pltpu.create_tensorcore_mesh("core", num_cores=2),
+        scratch_types=[pltpu.SemaphoreType.DMA] * 2,
+    )(x)
+
+
 def is_shifted(result, steps=1):
     return bool(np.array_equal(np.asarray(result), np.roll(np.asarray(X), 8 * steps, 0)))
 
@@ -134,6 +151,9 @@ def main():
         out["absent"] = error_of(jax.jit(mapped(only_below(3, shift))))
         out["absent_call"] = sim.calls[-1].as_dict()
         out["after_absent"] = is_shifted(moved(X))
+    with tpusim.pallas.intercept(slice="v5p:2x2x1") as sim:
+        out["cores"] = is_shifted(jax.jit(mapped(shifted_by_cores))(X))
+        out["cores_call"] = sim.calls[-1].as_dict()
     with tpusim.pallas.intercept(slice="v5e:1x1"):
         out["too_large"] = error_of(jax.jit(mapped(shift)))
     json.dump(out, sys.stdout)

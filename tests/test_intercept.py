@@ -122,6 +122,29 @@ def test_a_kernel_without_a_model_says_so(x):
     assert not sim.ok
 
 
+@pytest.mark.parametrize("axis", ["subcore", "x"])
+def test_kernels_on_subcores(x, axis):
+    import jax
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import tpu as pltpu
+    from jax.experimental.pallas import tpu_sc
+
+    def kernel(x_ref, o_ref, row, sem):
+        mine = pl.ds(jax.lax.axis_index(axis), 1)
+        pltpu.async_copy(x_ref.at[mine], row, sem).wait()
+        pltpu.async_copy(row, o_ref.at[mine], sem).wait()
+
+    def copied(x):
+        mesh = tpu_sc.VectorSubcoreMesh(core_axis_name="core", subcore_axis_name=axis, num_cores=1, num_subcores=8)
+        scratch = [pltpu.VMEM((1, 128), x.dtype), pltpu.SemaphoreType.DMA]
+        return pl.kernel(kernel, jax.ShapeDtypeStruct(x.shape, x.dtype), mesh=mesh, scratch_types=scratch)(x)
+
+    with tpusim.pallas.intercept(slice="v6e:1x1") as sim:
+        assert (jax.jit(copied)(x) == x).all()
+    assert sim.ok
+    assert [(call.name, call.dmas, call.devices) for call in sim.calls] == [("kernel", 16, (0,))]
+
+
 def test_kernels_may_be_checkpointed_and_differentiated(x):
     import jax
 
@@ -247,7 +270,7 @@ def four(interpret_turn):
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("name", ["ring", "collective_between", "loop", "not_jitted"])
+@pytest.mark.parametrize("name", ["ring", "collective_between", "loop", "not_jitted", "cores"])
 def test_data_of_four_devices(four, name):
     assert four[name] is True
 
@@ -258,6 +281,12 @@ def test_one_call_of_four_devices_is_one_run(four):
     assert call["dmas"] == 4
     assert call["mesh"] == {"x": 4}
     assert call["printed"].startswith("Result(ok, ")
+
+
+def test_one_call_on_two_cores_of_four_devices_is_one_run(four):
+    assert four["cores_call"]["devices"] == [0, 1, 2, 3]
+    assert four["cores_call"]["dmas"] == 8
+    assert four["cores_call"]["ok"]
 
 
 def test_python_decides_between_kernels(four):

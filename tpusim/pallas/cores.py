@@ -21,7 +21,7 @@ from tpusim.machine.core import Core
 from tpusim.machine.machine import Machine
 from tpusim.machine.timing import Timing
 from tpusim.pallas import internals
-from tpusim.pallas.internals.kernels import core_axes
+from tpusim.pallas.internals.kernels import core_axes, lone_device
 from tpusim.pallas.shards import mesh_of
 from tpusim.pallas.work import Work
 from tpusim.specs import MemorySpace
@@ -38,8 +38,8 @@ def program_axes(jaxpr: Any) -> tuple[dict[str, int], dict[str, int]]:
     sizes = mesh_of(jaxpr)
     kernels = [(eqn, axes) for eqn in internals.all_equations(jaxpr) if (axes := core_axes(eqn))]
     names = {axis for _, axes in kernels for axis in axes}
-    if sizes == {"x": 1} and "x" in names:  # no mesh at all, so it may have any name
-        sizes = {"device" if "device" not in names else "the device": 1}
+    if sizes == lone_device(()):  # no mesh at all, so it may have any name
+        sizes = lone_device(names)
     for eqn, axes in kernels:
         check_axes(sizes, axes, eqn)
     return sizes, max((axes for _, axes in kernels), key=lambda axes: prod(axes.values()), default={})

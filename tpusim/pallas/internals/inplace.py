@@ -29,7 +29,8 @@ from jax.experimental.pallas import tpu as pltpu
 from tpusim.errors import NotModelledError
 from tpusim.findings import Where
 from tpusim.pallas.internals.chip import replaced, simulated_chip
-from tpusim.pallas.internals.jaxprs import all_equations, where_of_function
+from tpusim.pallas.internals.jaxprs import where_of_function
+from tpusim.pallas.internals.kernels import core_axes, lone_device
 from tpusim.pallas.internals.versions import PrivateModule
 
 _core = PrivateModule("jax._src.core")
@@ -176,7 +177,7 @@ def _enter(intercept: Intercept, operands: Sequence[Any], params: dict[str, Any]
     if params["mesh"] is not None:  # from core_map or pl.kernel
         params = {**params, "jaxpr": _placed(params["jaxpr"], params["grid_mapping"], params["mesh"])}
     equation = KernelEquation(params, where_of_function(params["jaxpr"]))
-    entry = intercept(equation, sizes or {"x": 1})
+    entry = intercept(equation, sizes or lone_device(core_axes(equation)))
     plain = [_interpreter.remove_memory_space_p.bind(_words(value)) for value in operands]
     types = tuple(_core.ShapedArray(aval.shape, aval.dtype) for aval in params["out_avals"])
     results: list[Any] = _kernel_primitive().bind(index, *plain, entry=entry, types=types)
@@ -214,14 +215,6 @@ def refused(equation: KernelEquation) -> str | None:
     params = equation.params
     if not all(isinstance(aval.dtype, np.dtype) for aval in params["out_avals"]):
         return "in place, a kernel whose results are not all arrays"
-    if params["mesh"] is None:
-        return None
-    axes = params["mesh"].shape
-    if prod(axes.values()) > 1:
-        return f"in place, a kernel over {prod(axes.values())} cores of a device"
-    for eqn in all_equations(params["jaxpr"]):
-        if eqn.primitive.name == "axis_index" and eqn.params["axis_name"] in axes:
-            return "in place, the axis_index of a core"
     return None
 
 

@@ -6,7 +6,7 @@ Checked with jax 0.10.2 (Python 3.11) and 0.12.0.1 (Python 3.13), which agree he
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from jax.experimental import pallas as pl
@@ -70,6 +70,8 @@ def kernel_call(eqn: Any) -> KernelCall:
     """The contents of a kernel call."""
     if eqn.primitive.name == "mpmd_map":
         return _core_kernel(eqn)
+    if core_axes(eqn):
+        return _in_place_on_cores(eqn)
     params = eqn.params
     mapping = params["grid_mapping"]
     compiler = params["compiler_params"]
@@ -102,7 +104,8 @@ def kernel_call(eqn: Any) -> KernelCall:
 def core_axes(eqn: Any) -> dict[str, int]:
     """The axes of the cores of a device that run a kernel's equation; none where that is its one TensorCore."""
     params = eqn.params
-    if eqn.primitive.name == "core_map":  # of jax 0.10, over refs that are still to go
+    # A core_map of jax 0.10, over refs that are still to go, and what these kernels become in place.
+    if eqn.primitive.name in ("core_map", "pallas_call") and params.get("mesh") is not None:
         params = {"meshes": (params["mesh"],), "external_meshes": ()}
     elif eqn.primitive.name != "mpmd_map":
         return {}
@@ -116,15 +119,33 @@ def core_axes(eqn: Any) -> dict[str, int]:
     return {} if isinstance(mesh, TensorCoreMesh) and math.prod(sizes.values()) == 1 else sizes
 
 
+def lone_device(names: Container[str]) -> dict[str, int]:
+    """The mesh of a program that has none, with an axis that is none of ``names``."""
+    return {next(name for name in ("x", "device", "the device") if name not in names): 1}
+
+
 def _core_kernel(eqn: Any) -> KernelCall:
-    """A ``pl.kernel`` or ``core_map``; all its arrays are whole."""
+    """A ``pl.kernel`` or ``core_map``."""
     params = eqn.params
-    cores = core_axes(eqn)
-    is_sparse = not isinstance(params["meshes"][0], TensorCoreMesh)
+    aliases = dict(params["input_output_aliases"]).items()
+    return _on_cores(eqn, params["meshes"][0], params["jaxprs"][0], [v.aval for v in eqn.invars], aliases)
+
+
+def _in_place_on_cores(eqn: Any) -> KernelCall:
+    """What they are where a program runs: a ``pallas_call`` over the mesh of the cores."""
+    params = eqn.params
+    inputs = [block.array_aval for block in params["grid_mapping"].block_mappings[: params["grid_mapping"].num_inputs]]
+    return _on_cores(eqn, params["mesh"], params["jaxpr"], inputs, params["input_output_aliases"])
+
+
+def _on_cores(eqn: Any, mesh: Any, kernel: Any, inputs: Sequence[Any], aliases: Iterable[Any]) -> KernelCall:
+    """A kernel on the cores of a mesh; all its arrays are whole."""
+    params = eqn.params
+    is_sparse = not isinstance(mesh, TensorCoreMesh)
     compiler = params["compiler_params"]
-    jaxpr, _ = open_jaxpr(params["jaxprs"][0])
+    jaxpr, _ = open_jaxpr(kernel)
     outputs = tuple(params["out_avals"])
-    arrays = [*(v.aval for v in eqn.invars), *outputs]
+    arrays = [*inputs, *outputs]
     shapes = [(*(int(dim) for dim in a.shape), *key_words(a.dtype)) for a in arrays]
     return KernelCall(
         name=str(params.get("name") or getattr(jaxpr.debug_info, "func_name", "kernel")),
@@ -133,15 +154,15 @@ def _core_kernel(eqn: Any) -> KernelCall:
         vmapped=(),
         parallel=(),
         num_prefetch=0,
-        num_inputs=len(eqn.invars),
+        num_inputs=len(inputs),
         num_outputs=len(outputs),
         blocks=tuple(Block(shape, tuple(Dim(size, size) for size in shape), None, 2, None) for shape in shapes),
-        aliases=tuple((int(a), int(b)) for a, b in dict(params["input_output_aliases"]).items()),
+        aliases=tuple((int(a), int(b)) for a, b in aliases),
         collective_id=getattr(compiler, "collective_id", None),
         vmem_limit_bytes=getattr(compiler, "vmem_limit_bytes", None),
         skip_device_barrier=bool(getattr(compiler, "skip_device_barrier", False)),
         out_avals=outputs,
-        cores=cores,
+        cores=core_axes(eqn),
         is_sparse=is_sparse,
         default=MemorySpace.HBM if is_sparse else MemorySpace.ANY,  # as each mesh says
     )
