@@ -321,8 +321,8 @@ def test_routing_on_v5e():
         Kind.ROUTING, kernel, tiles(4), slice="v5e:4x4", mesh=4, layout="row-major", scratch_shapes=(DMA, DMA)
     )
     assert found == [
-        "copy from device (0,) to (3,) goes 3 hops; on v5e JAX's documentation allows only power-of-two "
-        f"offsets along an axis.  [{at('three hops')}]"
+        "copy from device (0,) to (3,) goes 3 hops, from chip (0,0) to (3,0); on v5e JAX's documentation allows only "
+        f"power-of-two offsets along an axis.  [{at('three hops')}]"
     ]
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tpusim.machine.dma import Copy
     from tpusim.machine.memory import Buffer, Region
     from tpusim.machine.semaphores import Semaphore
+    from tpusim.topology import Slice
 
 
 class Reporting:
@@ -22,6 +23,7 @@ class Reporting:
 
     chip: ChipSpec
     cores: list[Core]
+    devices: tuple[int, ...]
     env: Clock
     events: int
     findings: list[Finding]
@@ -29,6 +31,7 @@ class Reporting:
     max_ps: int
     raises: bool
     routing_sites: list[Any]
+    slice: Slice
 
     def coordinates(self, device: int) -> tuple[int, ...]:
         """Mesh coordinates of a row-major device index."""
@@ -161,12 +164,16 @@ class Reporting:
         self.note(
             Kind.ROUTING,
             f"copy from device {self.coordinates(copy.core.device)} to {self.coordinates(copy.dst.device)} goes "
-            f"{copy.hops} hops; on {self.chip.name} JAX's documentation allows only power-of-two offsets along an "
-            "axis.",
+            f"{copy.hops} hops, from chip {self._chip(copy.core.device)} to {self._chip(copy.dst.device)}; on "
+            f"{self.chip.name} JAX's documentation allows only power-of-two offsets along an axis.",
             copy.core.device,
             copy.site,
             time_ps=copy.core.now,
         )
+
+    def _chip(self, device: int) -> str:
+        x, y, *_ = self.slice.coords(self.devices[device])
+        return f"({x},{y})"
 
     def report_second_waiter(self, core: Core, semaphore: Semaphore, site: Any) -> None:
         """Two cores wait for one semaphore."""
