@@ -302,6 +302,34 @@ def seen(tab):
     return pixels(tab.picture(clip=place))
 
 
+@pytest.mark.parametrize(
+    ("slice_", "devices", "places", "has_text"),
+    [("v5p:4x4x4", 64, (9, 9), True), ("v5p:2x2x2", 8, (5, 2), True), ("v5e:8x16", 128, (8, 16), True),
+     ("v5e:16x16", 256, (16, 16), False)],
+)  # fmt: skip
+def test_chips_lie_apart_and_have_text_where_it_can_be_read(slice_, devices, places, has_text):
+    """Planes of a 3-D slice lie beside and below each other."""
+    drawn = Views(simulated("right_permute", devices, slice_, data=False, checks="none")).mesh
+    (chips,) = (renderer for renderer in drawn.renderers if renderer.name == "chips")
+    at = list(zip(chips.data_source.data["x"], chips.data_source.data["y"], strict=True))
+    assert len(set(at)) == len(at)
+    assert (max(x for x, _ in at) + 1, max(y for _, y in at) + 1) == places
+    assert any(type(renderer.glyph).__name__ == "Text" for renderer in drawn.renderers) == has_text
+
+
+@pytest.mark.parametrize(
+    ("given_", "message"),
+    [
+        (("CMEM", 0), "memory: ANY, HBM, VMEM, SMEM, SUBCORE_VMEM, VMEM_SHARED, not 'CMEM'"),
+        (("HBM", 4), "memory: the mesh has devices 0 to 3, not 4"),
+    ],
+)
+def test_a_memory_that_is_not_there(given_, message):
+    with pytest.raises(OptionError) as caught:
+        Views(simulated("right_permute", 4, "v5e:2x2")).memory(*given_)
+    assert str(caught.value) == message
+
+
 @needs_chromium
 def test_a_browser_draws_the_page_and_clicks_work(tmp_path):
     file = tmp_path / "report.html"

@@ -15,7 +15,7 @@ from tpusim.explain import explain
 from tpusim.job import run_job
 
 
-@takes(*PLACE, "data", "schedule", "faults", "replay")
+@takes(*PLACE, "data", "compute", "max_time", "max_events", "schedule", "faults", "replay")
 def explain_(
     file: File,
     texts: Texts,

@@ -15,7 +15,7 @@ from tpusim.report import write_report
 from tpusim.report.frame import need_bokeh
 
 
-@takes(*PLACE, "data", "schedule", "faults", "replay")
+@takes(*PLACE, "data", "compute", "max_time", "max_events", "schedule", "faults", "replay")
 def report(
     file: File,
     texts: Texts,

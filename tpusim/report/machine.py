@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
     from tpusim.result import Result
     from tpusim.specs import MemorySpace
     from tpusim.trace.steps import Steps
+
+
+_COLUMN = 500
+"""Pixels that the drawing of the mesh has on a page of common width."""
+_LETTER, _LEAST_SIZE = 0.56, 8
+"""Width of a letter in parts of its size, and the least size that can be read, in pixels."""
 
 
 def link_use(steps: Steps, use: Use | None = None, most: int = 48, columns: int = 400) -> Any | None:
@@ -72,14 +79,15 @@ def mesh(result: Result, use: Use | None = None) -> Any:
     end = int(result.time)
     columns, rows, planes = (*slice_.shape, 1, 1)[:3]
     shape = (columns, rows, planes)
-    wide = planes * (columns + 1)
+    beside = _planes_beside(planes)
+    wide, tall = beside * (columns + 1), -(-planes // beside) * (rows + 1)
     # as wide as its chips need, at most the space there is; one unit is as long either way
-    across, down = wide - 0.2, rows + 0.8
+    across, down = wide - 0.2, tall - 0.2
     scale = min(150.0, 700 / across, 620 / down)
     figure = new_figure(
         name="mesh", width=int(across * scale), height=int(down * scale), max_width=int(across * scale),
         sizing_mode="scale_width", tools="pan,wheel_zoom,reset", toolbar_location=None, min_border=0,
-        x_range=(-0.9, wide - 1.1), y_range=(rows - 0.1, -0.9),
+        x_range=(-0.9, wide - 1.1), y_range=(tall - 1.1, -0.9),
     )  # fmt: skip
     dress(figure)
     figure.axis.visible = False
@@ -106,7 +114,7 @@ def mesh(result: Result, use: Use | None = None) -> Any:
     )  # fmt: skip
     tips = [("link", "@name"), ("use", "@use{0.0 %}"), ("carried", "@bytes")]
     figure.add_tools(HoverTool(renderers=[drawn], tooltips=tips))
-    _chips(figure, result, shape)
+    _chips(figure, result, shape, min(scale, _COLUMN / across))
     return figure
 
 
@@ -114,8 +122,14 @@ def _links_of(result: Result) -> dict[int, Any]:
     return result.cores[0].machine.wiring.links if result.cores else {}
 
 
+def _planes_beside(planes: int) -> int:
+    """Planes of a 3-D slice in a row: as many as there are rows of them, or one more."""
+    return math.ceil(math.sqrt(planes))
+
+
 def _position(at: tuple[int, ...], shape: tuple[int, int, int]) -> tuple[float, float]:
-    return at[0] + at[2] * (shape[0] + 1), at[1]
+    down, across = divmod(at[2], _planes_beside(shape[2]))
+    return at[0] + across * (shape[0] + 1), at[1] + down * (shape[1] + 1)
 
 
 def _ends(each: Any, shape: tuple[int, int, int]) -> tuple[float, float, float, float]:
@@ -137,7 +151,8 @@ def _ends(each: Any, shape: tuple[int, int, int]) -> tuple[float, float, float, 
     )  # fmt: skip
 
 
-def _chips(figure: Any, result: Result, shape: tuple[int, int, int]) -> None:
+def _chips(figure: Any, result: Result, shape: tuple[int, int, int], pixels: float) -> None:
+    """The chips, ``pixels`` apart, with their devices where there is room for the text."""
     from bokeh.core.properties import value
     from bokeh.models import ColumnDataSource, HoverTool
 
@@ -162,11 +177,12 @@ def _chips(figure: Any, result: Result, shape: tuple[int, int, int]) -> None:
         "x", "y", 0.42, 0.42, source=source, fill_color="fill", line_color="#94a3b8", line_width=1.2, border_radius=5,
         name="chips",
     )  # fmt: skip
-    size = "12px" if slice_.num_chips <= 32 else "9px" if slice_.num_chips <= 128 else "0px"
-    if size != "0px":
+    longest = max(map(len, columns["devices"]))
+    size = min(12, int(0.75 * pixels / (_LETTER * longest)))
+    if size >= _LEAST_SIZE:
         figure.text(
-            "x", "y", text="devices", source=source, text_align="center", text_baseline="middle", text_font_size=size,
-            text_color=INK, text_font=value(FONT),
+            "x", "y", text="devices", source=source, text_align="center", text_baseline="middle",
+            text_font_size=f"{size}px", text_color=INK, text_font=value(FONT),
         )  # fmt: skip
     tips = [("chip", "@chip"), ("devices", "@devices"), ("computing", "@computes{0 %}")]
     figure.add_tools(HoverTool(renderers=[drawn], tooltips=tips))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from tpusim.errors import OptionError
 from tpusim.report import machine, timeline
 from tpusim.report.marks import Marks, marks
 from tpusim.specs import MemorySpace
@@ -80,7 +81,14 @@ class Views:
         return machine.mesh(self.result, self.use)
 
     def memory(self, space: str = "VMEM", device: int = 0) -> Any:
-        """What lay in ``VMEM``, ``HBM`` or ``SMEM`` of a device, over time."""
+        """What lay in ``VMEM``, ``HBM`` or ``SMEM`` of a device, over time.
+
+        Raises ``OptionError`` where there is no such memory or device.
+        """
+        if space not in MemorySpace.__members__:
+            raise OptionError(f"memory: {', '.join(MemorySpace.__members__)}, not {space!r}")
+        if not 0 <= device < len(self.result.cores):
+            raise OptionError(f"memory: the mesh has devices 0 to {len(self.result.cores) - 1}, not {device}")
         return machine.memory(self.steps, MemorySpace[space], device)
 
     def _on_the_same_axis(self, figure: Any) -> Any:
