@@ -1,5 +1,6 @@
 """The HTML report: complete, escaped, self-contained, and right when a browser draws it."""
 
+import dataclasses
 import io
 import re
 import sys
@@ -79,6 +80,16 @@ def test_a_page_has_every_part_and_loads_nothing():
     assert "semaphore_wait(barrier, 2)" in words
     assert "VMEM: 1.2 MiB of 16.0 MiB" in words
     assert not re.findall(r"<(?:script|link|img)[^>]+(?:src|href)=", text)
+
+
+def test_a_page_does_not_depend_on_how_quick_the_computer_is():
+    """Whether a run is timed again for its interval and advice is counted."""
+    quick = simulated("right_permute", 4, "v5e:2x2")
+    slow = dataclasses.replace(quick, wall_s=60.0)
+    texts = [" ".join(Outline(page(result)).text) for result in (quick, slow)]
+    assert texts[0] == texts[1]
+    assert f"{quick.interval}" in texts[0]
+    assert "if there were" in texts[0]
 
 
 def test_a_run_that_deadlocks_has_a_page():

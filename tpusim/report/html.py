@@ -8,6 +8,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from tpusim.findings import Severity
+from tpusim.intervals import effort_of
 from tpusim.units import Duration, format_bytes
 
 if TYPE_CHECKING:
@@ -15,8 +16,10 @@ if TYPE_CHECKING:
     from tpusim.result import Result
 
 
-TIMED_AGAIN, PATIENCE_S = 50, 30.0
-"""How often an interval and the advice time a run again, and how many seconds a page may take for it."""
+MOST_TIMED_AGAIN = 100_000
+"""Operations and solves of a run that a page times again, some 30 times for its interval and the advice: half a minute.
+
+Counted and not measured, so that a page is the same wherever it is written."""
 
 
 class Markup(str):
@@ -103,7 +106,7 @@ def _headline(check: str) -> tuple[str, str]:
 
 def interval_is_quick(result: Result) -> bool:
     """Whether a page may wait for the interval of the run's time."""
-    return result.wall_s * TIMED_AGAIN <= PATIENCE_S
+    return effort_of(result.trace, result.cores) <= MOST_TIMED_AGAIN
 
 
 def interval_text(result: Result) -> str:
