@@ -160,3 +160,9 @@ def test_the_command_says_it_in_words_and_in_json(tpusim):
     assert values["what_ifs"][0]["change"] == "no hop latency"
     for sentence in values["sentences"]:
         assert sentence in " ".join(err.split("\n"))
+
+
+def test_a_bound_of_nothing_is_not_said_to_be_unknown(tpusim):
+    status, out, _ = tpusim("explain", KERNELS / "ring_all_gather.py", "--slice", "v5e:1x1")
+    assert status == 0
+    assert out.splitlines()[1].endswith("; its lower bound is 0, no device has to send anything.")

@@ -229,8 +229,10 @@ def _head(result: Result) -> str:
         stopped = next((f.kind for f in result.findings if f.kind not in CONTINUABLE), "unfinished")
         return f"The run stopped after {result.time}: {stopped}."
     wrong = f" {errors} finding{'s say' if errors > 1 else ' says'} that it is not right yet." if errors else ""
-    if result.lower_bound is None or result.ratio is None:
+    if result.lower_bound is None:
         return f"It takes {result.time}; no lower bound of it is known.{wrong}"
+    if result.ratio is None:
+        return f"It takes {result.time}; its lower bound is 0, no device has to send anything.{wrong}"
     return f"It takes {result.time}, {result.ratio:.2f} times its lower bound of {result.lower_bound}.{wrong}"
 
 
