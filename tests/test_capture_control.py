@@ -399,3 +399,34 @@ def test_what_is_done_for_an_effect_alone_and_not_known_is_not_modelled() -> Non
 
     with pytest.raises(NotModelledError, match=r"^primitive matmul_push_rhs  \[\S*test_capture_control.py:\d+\]$"):
         run(kernel, (SHAPE, np.float32), np.zeros(SHAPE, np.float32))
+
+
+@pytest.mark.parametrize(("steps", "pieces"), [(1, 1), (2, 4)])  # first, sum, sum, last
+def test_what_always_runs_is_scheduled_with_what_is_around_it(steps: int, pieces: int) -> None:
+    """On a grid axis of one step the first step is the last one, and the compiler knows."""
+
+    def kernel(x_ref: Any, o_ref: Any, total: Any) -> None:
+        @pl.when(pl.program_id(1) == 0)
+        def _() -> None:
+            total[...] = jnp.zeros_like(total)
+
+        total[...] += x_ref[...]
+
+        @pl.when(pl.program_id(1) == pl.num_programs(1) - 1)
+        def _() -> None:
+            o_ref[...] = 2 * total[...]
+
+        @pl.when(pl.program_id(1) > 5)
+        def _() -> None:
+            o_ref[...] = jnp.zeros_like(o_ref)
+
+    rows = pl.BlockSpec((8, 128), lambda i, j: (i, 0))
+    summed = pl.pallas_call(
+        kernel, out_shape=jax.ShapeDtypeStruct((24, 128), jnp.float32), grid=(3, steps),
+        in_specs=[rows], out_specs=rows, scratch_shapes=[pltpu.VMEM((8, 128), jnp.float32)],
+    )  # fmt: skip
+    x = np.arange(3072, dtype=np.float32).reshape(24, 128)
+    simulated = tpusim.pallas.simulate(summed, slice="v5e:1x1")
+    np.testing.assert_array_equal(simulated(x), 2 * steps * x)
+    computes = [each for each in simulated.result.trace.computes if each.operation == "compute"]
+    assert len(computes) == 3 * pieces

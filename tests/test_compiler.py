@@ -293,6 +293,32 @@ def test_the_profile_of_the_compiler_takes_its_time(pallas, chip, inputs, tmp_pa
 
 @needs_compiler
 @pytest.mark.jax
+@pytest.mark.filterwarnings("error")
+def test_a_loop_over_rows_that_carries_a_vector_has_exact_cycles(pallas, tmp_path, monkeypatch):
+    from tpusim.pallas import simulate
+
+    jax, jnp, pl = pallas.jax, pallas.jax.numpy, pallas.pl
+
+    def kernel(x, o):
+        def row(i, total):
+            total = total + x[pl.ds(i * 8, 8), :]
+            o[pl.ds(i * 8, 8), :] = total
+            return total
+
+        jax.lax.fori_loop(0, 32, row, jnp.zeros((8, 512), jnp.float32))
+
+    monkeypatch.setenv("TPUSIM_CACHE", str(tmp_path))
+    whole = jax.ShapeDtypeStruct((4096, 512), jnp.float32)
+    rows = pl.BlockSpec((256, 512), lambda i: (i, 0))
+    call = pl.pallas_call(kernel, out_shape=whole, grid=(16,), in_specs=[rows], out_specs=rows)
+    found = compiler.compile_function(call, [whole], "v6e")
+    run = simulate(call, slice="v6e:1x1", chip="compiler", data=False, compute="exact")
+    run(whole)
+    assert run.result.time.us * run.result.place.chip.clock_hz / 1e6 == pytest.approx(found.cycles, rel=0.06)
+
+
+@needs_compiler
+@pytest.mark.jax
 def test_a_native_kernel_runs_exact_through_its_pallas_form(tmp_path, monkeypatch):
     pytest.importorskip("jax")
     monkeypatch.setenv("TPUSIM_CACHE", str(tmp_path))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from tpusim.pallas import internals
+from tpusim.pallas import internals, ranges
 from tpusim.pallas.block import Block, Value, is_integer
 from tpusim.pallas.internals.kernels import debug_check
 from tpusim.pallas.lower import Lowering, Rule
@@ -43,14 +43,14 @@ def _stays_array(lowering: Lowering, block: Block, eqn: Any) -> bool:
     return True
 
 
-def _inline(lowering: Lowering, closed: Any, operands: Sequence[Any]) -> list[Any]:
-    """Lower a jaxpr where it is called; its results."""
+def _inline(lowering: Lowering, closed: Any, operands: Sequence[Any], is_part: bool = False) -> list[Any]:
+    """Lower a jaxpr where it is called; its results.  ``is_part``: as for :meth:`Lowering.lower_jaxpr`."""
     jaxpr, consts = internals.open_jaxpr(closed)
     for var, const in zip(jaxpr.constvars, consts, strict=False):
         lowering.env[var] = lowering.constant(const, var.aval)
     for var, value in zip(jaxpr.invars, operands, strict=True):
         lowering.env[var] = value
-    return lowering.lower_jaxpr(jaxpr)
+    return lowering.lower_jaxpr(jaxpr, is_part)
 
 
 def _code(lowering: Lowering, value: Any, aval: Any) -> str:
@@ -85,8 +85,34 @@ def _assign(lowering: Lowering, names: Sequence[str], codes: Sequence[str]) -> N
         lowering.emit(f"{', '.join(name for name, _ in pairs)} = {', '.join(code for _, code in pairs)}")
 
 
+def _is_decided(lowering: Lowering, block: Block, eqn: Any) -> bool:
+    """Lower the one branch of a ``when`` that always runs, as the compiler does: together with what is around it.
+
+    On a grid axis of one step that is the first step as well as the last.
+    """
+    which = lowering.read(eqn.invars[0])
+    decided = ranges.literal_of(which.code) if isinstance(which, Value) and which.is_python else None
+    operands = eqn.invars[1:]
+    if (
+        decided is None
+        or eqn.outvars
+        or any(getattr(v.aval, "shape", ()) and not internals.is_ref(v.aval) for v in operands)
+    ):
+        return False
+    branches = eqn.params["branches"]
+    lowering.flush(block, charge=False)
+    kept = lowering.kept
+    lowering.kept = kept | {var for var, last in block.last_use.items() if last > block.position}
+    values = [lowering.read(v) for v in operands]
+    _inline(lowering, branches[min(max(0, decided), len(branches) - 1)], values, is_part=True)
+    lowering.kept = kept
+    return True
+
+
 def _cond(lowering: Lowering, block: Block, eqn: Any) -> None:
     if _stays_array(lowering, block, eqn):
+        return
+    if _is_decided(lowering, block, eqn):
         return
     lowering.flush(block)
     which = lowering.integer(block, eqn.invars[0])
@@ -252,11 +278,15 @@ def _axis_index(lowering: Lowering, block: Block, eqn: Any) -> None:
 
 
 def _program_id(lowering: Lowering, block: Block, eqn: Any) -> None:
-    lowering.bind_python(eqn.outvars[0], f"rt.grid_index[{eqn.params['axis']}]")
+    axis = eqn.params["axis"]
+    is_one = axis < len(lowering.grid) and lowering.grid[axis] == 1
+    lowering.bind_python(eqn.outvars[0], "0" if is_one else f"rt.grid_index[{axis}]")
 
 
 def _num_programs(lowering: Lowering, block: Block, eqn: Any) -> None:
-    lowering.bind_python(eqn.outvars[0], f"rt.grid[{eqn.params['axis']}]")
+    axis = eqn.params["axis"]
+    known = lowering.grid[axis] if axis < len(lowering.grid) else None
+    lowering.bind_python(eqn.outvars[0], f"rt.grid[{axis}]" if known is None else repr(known))
 
 
 def _delay(lowering: Lowering, block: Block, eqn: Any) -> None:

@@ -124,7 +124,7 @@ class _Piece:
                 copy = pltpu.make_async_copy(source, vmem[place], semaphore)
                 copy.start()
                 copy.wait()
-            jax.lax.fori_loop(0, trips, lambda _, carry: self._evaluate(vmem, carry), 0)
+            jax.lax.fori_loop(0, trips, lambda trip, carry: self._evaluate(vmem, trip, carry), 0)
             for target, place in zip(outputs, self.written, strict=True):
                 copy = pltpu.make_async_copy(vmem[place], target, semaphore)
                 copy.start()
@@ -142,7 +142,7 @@ class _Piece:
         )
         return call, [self.types[place] for place in self.read]
 
-    def _evaluate(self, vmem: Sequence[Any], carry: Any) -> Any:
+    def _evaluate(self, vmem: Sequence[Any], trip: Any, carry: Any) -> Any:
         work = self.work
         env: dict[Any, Any] = {var: vmem[self.places[var]] for var in work.refs}
         for var in work.arrays:
@@ -150,7 +150,8 @@ class _Piece:
             env[var] = value != 0 if var.aval.dtype == np.bool_ else value
         indices = {v for e in work.eqns if is_access(e) for v in e.invars if not isinstance(v, internals.Literal)}
         for var in work.scalars:
-            env[var] = _constant(var.aval.dtype, var in indices)
+            # Pallas takes an index that is a constant for one of another kind; the compiler folds this one.
+            env[var] = (trip * 0).astype(var.aval.dtype) if var in indices else _constant(var.aval.dtype)
         for eqn in work.eqns:
             operands = [v.val if isinstance(v, internals.Literal) else env[v] for v in eqn.invars]
             for var, value in zip(eqn.outvars, internals.bind_equation(eqn, operands), strict=True):
@@ -176,7 +177,7 @@ def _memory_type(var: Any) -> jax.ShapeDtypeStruct:
     )
 
 
-def _constant(dtype: Any, is_index: bool) -> Any:
+def _constant(dtype: Any) -> Any:
     if not isinstance(dtype, np.dtype):
         raise UnsuitableError(f"a scalar of type {dtype}")
-    return np.asarray(0 if is_index or dtype.kind in "iub" else 1.5, dtype)[()]
+    return np.asarray(0 if dtype.kind in "iub" else 1.5, dtype)[()]

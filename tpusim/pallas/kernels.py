@@ -64,6 +64,7 @@ class CapturedKernel:
             cores=contents.cores,
             is_sparse=contents.is_sparse,
             default=contents.default,
+            grid=contents.grid,
         ).out
         if contents.cores:
             check_arguments(self, eqn)

@@ -59,8 +59,11 @@ class Lowering(Addressing):
         cores: Mapping[str, int] = MappingProxyType({}),
         is_sparse: bool = False,
         default: MemorySpace = MemorySpace.VMEM,
+        grid: Sequence[int | None] = (),
     ) -> None:
         self.rules = rules
+        self.grid = grid
+        """Steps along each axis, where they are known."""
         self.cores = cores
         """Those of the axes that are cores of one device."""
         self.is_sparse = is_sparse
@@ -82,6 +85,8 @@ class Lowering(Addressing):
         self.scope: int | None = None
         self.work: Work | None = None
         """What the core has computed since others could last see it."""
+        self.kept: set[Any] = set()
+        """What is needed after a jaxpr that runs as a part of the one around it."""
         self.slots = 0
         self.out = Lowered("", [])
         self.touched = set()
@@ -262,8 +267,11 @@ class Lowering(Addressing):
 
     # -- equations ------------------------------------------------------------------------------
 
-    def lower_jaxpr(self, jaxpr: Any) -> list[Any]:
-        """Lower a jaxpr in place; what its results are in the environment."""
+    def lower_jaxpr(self, jaxpr: Any, is_part: bool = False) -> list[Any]:
+        """Lower a jaxpr in place; what its results are in the environment.
+
+        ``is_part``: the compiler schedules it together with what is before and after it.
+        """
         block = Block(jaxpr, self.current)
         try:
             for position, eqn in enumerate(jaxpr.eqns):
@@ -272,7 +280,7 @@ class Lowering(Addressing):
             if error.finding.where is not None or self.current is None:
                 raise
             raise type(error)(replace(error.finding, where=where_of_origin(self.current))) from None
-        self.flush(block, len(jaxpr.eqns))
+        self.flush(block, len(jaxpr.eqns), charge=not is_part)
         self.current = block.around or self.current
         return [self.read(var) for var in jaxpr.outvars]
 
@@ -310,7 +318,7 @@ class Lowering(Addressing):
         work, self.work = self.work, None
         if work is None:
             return
-        work.close({var for var, last in block.last_use.items() if last >= at})
+        work.close(self.kept | {var for var, last in block.last_use.items() if last >= at})
         self.out.works.append(work)
         self.emit(f"core.compute(C[{len(self.out.works) - 1}], 'compute', {self.site(work.last)})")
 
@@ -325,10 +333,11 @@ class Lowering(Addressing):
                 return False
         return True
 
-    def flush(self, block: Block, position: int | None = None, stored: int | None = None) -> None:
+    def flush(self, block: Block, position: int | None = None, stored: int | None = None, charge: bool = True) -> None:
         """Compute the pending array equations now, and take copies of loads that outlive this point.
 
-        ``stored``: the one slot that changes here; without it, others may run and write any.
+        ``stored``: the one slot that changes here; without it, others may run and write any.  ``charge``: the work
+        so far ends here.
         """
         at = block.position if position is None else position
         if block.pending:
@@ -340,7 +349,7 @@ class Lowering(Addressing):
                     self.emit(f"{value.code} = {value.code}.copy()")
                 value.slot = -1
                 del block.views[var]
-        if stored is None:
+        if stored is None and charge:
             self._charge(block, at)
 
     def _home(self, slot: int) -> int:
